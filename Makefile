@@ -1,0 +1,34 @@
+# Guess a target; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup packages lint test demo bench conformance clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export ANSIBLE_NOCOWS := 1
+
+# A pyenv shim may shadow a name without having the version behind it, so each candidate is tried.
+find_python = for p in python3.11 python3.12 python3.13 python3 /usr/bin/python3; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; exit 0; }; \
+	done; echo 'Python 3.11 or newer with venv is needed' >&2; exit 1
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: packages $(VENV)/.installed  ## system packages by apt, everything else into .venv
+
+packages:
+	@.ci/packages
+
+$(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packages
+	@[ -x $(BIN)/python ] || "$$($(find_python))" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@# Ansible looks for collections on Python's path: with this link playbooks find ours from anywhere.
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	mkdir -p "$$site/ansible_collections/agentless"; \
+	ln -sfn "$(CURDIR)" "$$site/ansible_collections/agentless/kube_proxy"
+	@touch $@
+	@echo "ready: $(BIN)/akp, $(BIN)/ansible-playbook"
