@@ -32,3 +32,22 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packa
 	ln -sfn "$(CURDIR)" "$$site/ansible_collections/agentless/kube_proxy"
 	@touch $@
 	@echo "ready: $(BIN)/akp, $(BIN)/ansible-playbook"
+
+lint: setup  ## every linter; silence is good news
+	@.ci/lint
+
+test: setup  ## unit tests, and packets through real kernels in the lab (root)
+	@$(BIN)/pytest -q --ignore tests/conformance $(ARGS)
+
+demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
+	@$(BIN)/python -m tests.lab.demo $(ARGS)
+
+bench: setup  ## speed as ratios, all from one run (root)
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+conformance: setup  ## the rules of a real kube-proxy against ours (root)
+	@$(BIN)/pytest -q tests/conformance $(ARGS)
+
+clean:  ## everything that make made, except system packages
+	@rm -rf $(VENV) build dist collections tests/output .ansible .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	@find plugins tests -name __pycache__ -prune -exec rm -rf {} +
