@@ -1,0 +1,60 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""State written down: one module per mode, each a pure function from a NodeView to a State."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..proxy.config import ProxyConfig
+from ..proxy.view import NodeView
+from . import iptables
+from .state import Delta, State
+
+# The kube-proxy minor whose rules are written unless another one is asked for.
+DEFAULT_COMPAT = "1.37"
+COMPATS = ("1.37",)
+
+
+class UnknownBackend(Exception):
+    """A mode or a kube-proxy minor that nothing here writes; the message says which there are."""
+
+
+class Renderer(Protocol):
+    """Writes down the state of nodes; what nodes share is written once."""
+
+    def state(self, view: NodeView) -> State:
+        """The state of one node."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Backend:
+    """What a mode's module offers."""
+
+    renderer: Callable[[str], Renderer]
+    files: Callable[[State], Iterator[tuple[str, str]]]
+    delta_files: Callable[[Delta, State], Iterator[tuple[str, str]]]
+
+
+_MODES = {"iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files)}
+
+
+def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
+    """The writer of the configured mode."""
+    if compat not in COMPATS:
+        raise UnknownBackend(f"compat {compat!r} is not one of {', '.join(COMPATS)}")
+    if config.mode not in _MODES:
+        raise UnknownBackend(f"mode {config.mode!r} cannot be written; one of {', '.join(_MODES)} can")
+    return _MODES[config.mode].renderer(compat)
+
+
+def files(state: State) -> Iterator[tuple[str, str]]:
+    """Names and contents of the files of a full bundle."""
+    return _MODES[state.mode].files(state)
+
+
+def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
+    """Names and contents of the files of a delta bundle that leads to a state."""
+    return _MODES[state.mode].delta_files(change, state)

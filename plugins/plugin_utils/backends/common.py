@@ -1,0 +1,79 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What all modes write: sysctls, the UDP frontends whose stale flows are cleaned up, and the table of services."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ..addresses import endpoint_text
+from ..proxy.view import NodeView, PortView
+from .state import Object
+
+SYSCTLS: Object = ("file", "sysctls.conf")
+CONNTRACK: Object = ("file", "conntrack.udp")
+SERVICES: Object = ("file", "services.jsonl")
+
+_CONNTRACK_MAX_LIMIT = 1048576
+
+
+def conntrack_sysctls(view: NodeView) -> Iterator[tuple[str, int]]:
+    """The conntrack settings of the configuration; 0 leaves the kernel's value alone."""
+    wanted = view.config.conntrack
+    if wanted.max_per_core > 0 and view.facts.cpus is not None:
+        scaled = wanted.max_per_core * view.facts.cpus
+        limit = _CONNTRACK_MAX_LIMIT if scaled > _CONNTRACK_MAX_LIMIT else max(scaled, wanted.min)
+        yield "net.netfilter.nf_conntrack_max", limit
+    for name, seconds in (
+        ("tcp_timeout_established", wanted.tcp_established_timeout),
+        ("tcp_timeout_close_wait", wanted.tcp_close_wait_timeout),
+        ("udp_timeout", wanted.udp_timeout),
+        ("udp_timeout_stream", wanted.udp_stream_timeout),
+    ):
+        if seconds > 0:
+            yield f"net.netfilter.nf_conntrack_{name}", int(seconds)
+    if wanted.tcp_be_liberal:
+        yield "net.netfilter.nf_conntrack_tcp_be_liberal", 1
+
+
+def sysctl_lines(settings: Iterator[tuple[str, int]]) -> str:
+    """Settings in the form of sysctl.d files."""
+    return "".join(f"{name} = {value}\n" for name, value in settings)
+
+
+def udp_frontends(view: PortView) -> str:
+    """The frontends of a UDP service port, each with the reply sources that its live flows may have."""
+    port = view.port
+    if port.protocol != "udp":
+        return ""
+    serving = ",".join(e.text for e in view.endpoints if e.serving)
+    family = port.family.value.lower()
+    frontends = dict.fromkeys((port.cluster_ip, *port.load_balancer_vips, *port.external_ips))
+    lines = [f"{family} {ip} {port.port} {serving or '-'}\n" for ip in frontends]
+    if port.node_port and serving:
+        lines.append(f"{family} * {port.node_port} {serving}\n")
+    return "".join(lines)
+
+
+def service_line(view: PortView) -> str:
+    """A service port as people see it, one line of JSON: its frontends and the endpoints this node uses."""
+    port, selection = view.port, view.selection
+    fields: dict[str, object] = {
+        "service": f"{port.namespace}/{port.name}",
+        "port": port.port_name,
+        "protocol": port.protocol,
+        "family": port.family.value,
+        "clusterIP": endpoint_text(port.cluster_ip, port.port),
+        "nodePort": port.node_port,
+        "externalIPs": port.external_ips,
+        "loadBalancerIPs": port.load_balancer_vips,
+        "sourceRanges": port.source_ranges,
+        "affinitySeconds": port.sticky_seconds,
+        "internalTrafficPolicy": "Local" if port.internal_policy_local else "",
+        "externalTrafficPolicy": "Local" if port.external_policy_local else "",
+        "healthCheckNodePort": port.health_check_node_port,
+        "endpoints": [endpoint.text for endpoint in selection.cluster],
+        "localEndpoints": [endpoint.text for endpoint in selection.local],
+    }
+    return json.dumps({key: value for key, value in fields.items() if value}, separators=(",", ":")) + "\n"

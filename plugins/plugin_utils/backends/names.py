@@ -1,0 +1,47 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The names of a service port's kernel objects."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from ..proxy.services import ServicePort
+
+_sha256 = hashlib.sha256
+_b32encode = base64.b32encode
+
+_NFT_NAME_LIMIT = 240
+
+
+def hash16(text: str) -> str:
+    """The sixteen characters that iptables chain names end in."""
+    return _b32encode(_sha256(text.encode()).digest()[:10]).decode()
+
+
+def iptables_hash(port: ServicePort) -> str:
+    """The common part of KUBE-SVC-, KUBE-SVL-, KUBE-EXT- and KUBE-FW-."""
+    return hash16(port.name_string + port.protocol)
+
+
+def iptables_endpoint_chain(port: ServicePort, endpoint: str) -> str:
+    """The chain of one endpoint, given as ip:port."""
+    return "KUBE-SEP-" + hash16(port.name_string + port.protocol + endpoint)
+
+
+def nftables_base(text: str) -> str:
+    """Hash and readable name, cut to what a kernel name can hold."""
+    name = _b32encode(_sha256(text.encode()).digest()[:5]).decode() + "-" + text
+    return name if len(name) <= _NFT_NAME_LIMIT else name[: _NFT_NAME_LIMIT - 3] + "..."
+
+
+def nftables_port_base(port: ServicePort) -> str:
+    """The common part of the service-, local-, external- and firewall- chains."""
+    return nftables_base(f"{port.namespace}/{port.name}/{port.protocol}/{port.port_name}")
+
+
+def nftables_endpoint_base(port: ServicePort, ip: str, number: int) -> str:
+    """The common part of an endpoint's endpoint- chain and affinity- set."""
+    address = ip.replace(":", ".")
+    return nftables_base(f"{port.namespace}/{port.name}/{port.protocol}/{port.port_name}__{address}/{number}")

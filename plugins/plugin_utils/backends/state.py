@@ -1,0 +1,125 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The state of a node as kernel objects and their text.
+
+A State is made of a frame, which belongs to the node, and of fragments, one per service port, which most nodes share.
+An object of the frame may be open: every fragment can add lines to it (the dispatch rules of KUBE-SERVICES, the
+elements of a map). All other objects of a fragment are its own. Digests are taken of fragments, so that the
+generation of a node costs what is its own, not what the cluster holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TypeAlias
+
+# What the kernel knows an object by, e.g. ("IPv4", "nat", "KUBE-SERVICES"). Of ("file", NAME) the bundle holds a file.
+Object: TypeAlias = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Fragment:
+    """What one service port contributes."""
+
+    name: str  # "namespace/name:port protocol"
+    family: str
+    open: tuple[tuple[Object, str], ...]  # lines for open objects of the frame
+    own: tuple[tuple[Object, str], ...]  # objects that exist for this service port alone
+    digest: bytes
+
+
+def fragment(
+    name: str, family: str, lines: Iterable[tuple[Object, str]], own: Iterable[tuple[Object, str]]
+) -> Fragment:
+    """A Fragment with its digest."""
+    open_, own_ = tuple(lines), tuple(own)
+    digest = hashlib.sha256(f"{family} {name}\n".encode())
+    for obj, text in (*open_, *own_):
+        digest.update("\0".join(obj).encode() + b"\n" + text.encode() + b"\0")
+    return Fragment(name, family, open_, own_, digest.digest())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrameObject:
+    """An object of the node: its text before and after the lines of the fragments."""
+
+    head: str = ""
+    tail: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class State:
+    """The intended state of a node in one mode."""
+
+    node: str
+    mode: str
+    compat: str
+    frame: dict[Object, FrameObject]  # in the order in which objects are written
+    fragments: tuple[Fragment, ...]  # in the order in which service ports are written
+
+    @cached_property
+    def generation(self) -> str:
+        """Names this state: equal if and only if every object's text is."""
+        digest = hashlib.sha256(f"{self.mode} {self.compat}\n".encode())
+        for obj, text in self.frame.items():
+            digest.update(f"{' '.join(obj)}\0{text.head}\0{text.tail}\0".encode())
+        digest.update(b"".join([each.digest for each in self.fragments]))
+        return digest.hexdigest()
+
+    @cached_property
+    def open_objects(self) -> dict[Object, str]:
+        """Every object of the frame with the fragments' lines in it."""
+        lines: dict[Object, list[str]] = {obj: [text.head] for obj, text in self.frame.items()}
+        for each in self.fragments:
+            for obj, text in each.open:
+                lines[obj].append(text)
+        for obj, frame in self.frame.items():
+            lines[obj].append(frame.tail)
+        return {obj: "".join(texts) for obj, texts in lines.items()}
+
+    def objects(self) -> Iterator[tuple[Object, str]]:
+        """Every kernel object and its text."""
+        yield from self.open_objects.items()
+        for each in self.fragments:
+            yield from each.own
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """What turns the kernel from one State into another: whole objects, set or removed."""
+
+    base: str
+    generation: str
+    changed: dict[Object, str]
+    removed: tuple[Object, ...]
+    names: tuple[str, ...]  # the service ports concerned
+
+
+def delta(old: State, new: State) -> Delta:
+    """The Delta between two States of a node."""
+    before = {(each.family, each.name): each for each in old.fragments}
+    touched: list[Fragment] = []
+    gone: list[Fragment] = []
+    for each in new.fragments:
+        known = before.pop((each.family, each.name), None)
+        if known is None or known.digest != each.digest:
+            touched.append(each)
+            if known is not None:
+                gone.append(known)
+    gone.extend(before.values())
+    was = {obj: text for each in gone for obj, text in each.own}
+    changed = {obj: text for each in touched for obj, text in each.own if was.get(obj) != text}
+    kept = {obj for each in touched for obj, _text in each.own}
+    if touched or gone or old.frame != new.frame:
+        opened = old.open_objects
+        changed.update((obj, text) for obj, text in new.open_objects.items() if opened.get(obj) != text)
+    return Delta(
+        base=old.generation,
+        generation=new.generation,
+        changed=changed,
+        removed=tuple(obj for obj in was if obj not in kept) + tuple(obj for obj in old.frame if obj not in new.frame),
+        names=tuple(sorted({each.name for each in (*touched, *gone)})),
+    )

@@ -1,0 +1,76 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""A State or a Delta as a directory of files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .. import backends
+from ..backends.common import SERVICES
+from ..backends.state import Delta, State
+from .manifest import FILE, manifest_text, sha256
+
+PROGRAM = "akp-node"
+
+
+def node_program() -> str:
+    """The program that applies a bundle on a node."""
+    return resources.files(__package__).joinpath(PROGRAM).read_text(encoding="utf-8")
+
+
+def write_bundle(state: State, directory: Path) -> None:
+    """The full bundle of a node. An earlier bundle of that directory is replaced in one step."""
+    services = {text.split('"', 4)[3] for each in state.fragments for obj, text in each.open if obj == SERVICES}
+    fields: dict[str, Any] = {
+        "kind": "Bundle",
+        "node": state.node,
+        "mode": state.mode,
+        "compat": state.compat,
+        "generation": state.generation,
+        "counts": {"services": len(services), "servicePorts": len(state.fragments)},
+    }
+    _write(directory, fields, [*backends.files(state), (PROGRAM, node_program())])
+
+
+def write_delta(change: Delta, state: State, directory: Path) -> None:
+    """The bundle that turns a node's base generation into a new one."""
+    fields: dict[str, Any] = {
+        "kind": "Delta",
+        "node": state.node,
+        "mode": state.mode,
+        "compat": state.compat,
+        "generation": change.generation,
+        "base": change.base,
+        "counts": {"changed": len(change.changed), "removed": len(change.removed)},
+    }
+    _write(directory, fields, [*backends.delta_files(change, state), (PROGRAM, node_program())])
+
+
+def _write(directory: Path, fields: dict[str, Any], contents: Iterable[tuple[str, str]]) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        staged.chmod(0o755)
+        digests: dict[str, str] = {}
+        for name, content in contents:
+            data = content.encode()
+            (staged / name).write_bytes(data)
+            digests[name] = sha256(data)
+        (staged / PROGRAM).chmod(0o755)
+        (staged / FILE).write_text(manifest_text({**fields, "files": digests}), encoding="utf-8")
+        if directory.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+            directory.rename(old / "old")
+            staged.rename(directory)
+            shutil.rmtree(old)
+        else:
+            staged.rename(directory)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise

@@ -1,0 +1,127 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The cluster as far as rules depend on it: validated, immutable, free of anything a rule line must not hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PortSpec:
+    """One entry of a Service's `spec.ports`."""
+
+    name: str
+    protocol: str  # tcp, udp or sctp
+    port: int
+    node_port: int  # 0 = none
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Service:
+    """A Service that kube-proxy would have listed."""
+
+    namespace: str
+    name: str
+    type: str
+    cluster_ip: str
+    cluster_ips: tuple[str, ...]
+    ip_families: tuple[str, ...]
+    external_ips: tuple[str, ...]
+    load_balancer_vips: tuple[str, ...]  # ingress entries with an ip and an ipMode other than Proxy
+    source_ranges: tuple[str, ...]
+    sticky_seconds: int  # 0 = no ClientIP affinity
+    external_policy_local: bool
+    internal_policy_local: bool
+    health_check_node_port: int
+    ports: tuple[PortSpec, ...]
+    annotations: tuple[tuple[str, str], ...] = ()  # only ours; never part of a rule line
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlicePort:
+    """One entry of an EndpointSlice's `ports` that names a port."""
+
+    name: str
+    protocol: str
+    port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceEndpoint:
+    """One entry of an EndpointSlice's `endpoints`, with the API's defaults filled in."""
+
+    address: str
+    node_name: str
+    ready: bool
+    serving: bool
+    terminating: bool
+    zone_hints: frozenset[str]
+    node_hints: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointSlice:
+    """An EndpointSlice of addresses of one family, and the Service that owns it."""
+
+    namespace: str
+    name: str
+    service: str
+    address_type: str
+    ports: tuple[SlicePort, ...]
+    endpoints: tuple[SliceEndpoint, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """A Node as far as rules on it, or an inventory of it, depend on it."""
+
+    name: str
+    addresses: tuple[tuple[str, str], ...]  # (type, value) in status order
+    zone: str
+    pod_cidrs: tuple[str, ...]
+    cpus: int | None
+    labels: tuple[tuple[str, str], ...]
+    ready: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceCIDR:
+    """A ServiceCIDR."""
+
+    name: str
+    cidrs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the input that was left out, and why."""
+
+    kind: str
+    namespace: str
+    name: str
+    field: str
+    reason: str
+    source: str = ""  # the file it came from
+
+    def __str__(self) -> str:
+        where = "/".join(part for part in (self.kind, self.namespace, self.name or "(no name)") if part)
+        text = f"{where}: {self.field}: {self.reason}"
+        return f"{self.source}: {text}" if self.source else text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All facts of one moment. Objects are sorted by namespace and name, so input order never matters."""
+
+    services: tuple[Service, ...]
+    slices: tuple[EndpointSlice, ...]
+    nodes: tuple[Node, ...]
+    service_cidrs: tuple[ServiceCIDR, ...]
+    problems: tuple[Problem, ...] = ()
+    ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind -> how many were not read
+
+    def node(self, name: str) -> Node | None:
+        """The Node of that name."""
+        return next((node for node in self.nodes if node.name == name), None)

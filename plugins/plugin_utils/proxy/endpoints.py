@@ -1,0 +1,61 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""EndpointSlices to the endpoints of each service port: merged, deduplicated, ordered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from ..addresses import Family
+from ..cluster.snapshot import EndpointSlice
+
+# namespace, Service name, port name, protocol
+ServicePortKey: TypeAlias = tuple[str, str, str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address and port that serves a service port."""
+
+    text: str  # ip:port, an IPv6 address in brackets
+    ip: str
+    port: int
+    node_name: str
+    ready: bool
+    serving: bool
+    terminating: bool
+    zone_hints: frozenset[str]
+    node_hints: frozenset[str]
+
+
+def merge_slices(slices: Iterable[EndpointSlice], family: Family) -> dict[ServicePortKey, tuple[Endpoint, ...]]:
+    """The endpoints of every service port, sorted as byte strings of ip:port.
+
+    An address that stands in two slices counts once; a terminating record never replaces another one.
+    """
+    merged: dict[ServicePortKey, dict[str, Endpoint]] = {}
+    brackets = "[{}]:{}" if family is Family.IPV6 else "{}:{}"
+    for each in slices:
+        if each.address_type != family.value:
+            continue
+        for port in each.ports:
+            number = port.port
+            known = merged.setdefault((each.namespace, each.service, port.name, port.protocol), {})
+            for source in each.endpoints:
+                text = brackets.format(source.address, number)
+                if source.terminating and text in known:
+                    continue
+                known[text] = Endpoint(
+                    text,
+                    source.address,
+                    number,
+                    source.node_name,
+                    source.ready,
+                    source.serving,
+                    source.terminating,
+                    source.zone_hints,
+                    source.node_hints,
+                )
+    return {key: tuple(known[text] for text in sorted(known)) for key, known in merged.items()}

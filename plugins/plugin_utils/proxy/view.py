@@ -1,0 +1,188 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The node's view of the cluster: all decisions made, nothing written down yet.
+
+Most of a cluster looks the same from every node. A service port whose endpoints do not depend on the node has one
+PortView for all of them, so whoever writes it down can do that once and remember it by identity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from ..addresses import FAMILIES, Family, any_contains, family_of
+from ..cluster.snapshot import Snapshot
+from .config import ProxyConfig
+from .endpoints import Endpoint, merge_slices
+from .facts import (
+    DetectLocal,
+    NodeFacts,
+    NodePortAddresses,
+    UnusableNode,
+    detect_local,
+    node_ips,
+    node_port_addresses,
+)
+from .services import ServicePort, service_ports
+from .topology import Selection, select_endpoints
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PortView:
+    """A service port and the endpoints that a node uses for it."""
+
+    port: ServicePort
+    endpoints: tuple[Endpoint, ...]  # all of them, whatever their conditions
+    selection: Selection
+
+    @property
+    def has_internal(self) -> bool:
+        """Whether traffic to the cluster IP finds an endpoint here."""
+        return self.selection.has_any and not (self.port.internal_policy_local and not self.selection.local)
+
+    @property
+    def has_external(self) -> bool:
+        """Whether traffic from outside finds an endpoint here."""
+        return self.selection.has_any and not (self.port.external_policy_local and not self.selection.local)
+
+    @property
+    def uses_cluster_chain(self) -> bool:
+        """Whether something dispatches to the cluster's endpoints."""
+        return bool(self.selection.cluster) and self.port.uses_cluster
+
+    @property
+    def uses_local_chain(self) -> bool:
+        """Whether something dispatches to the node's own endpoints."""
+        return bool(self.selection.local) and self.port.uses_local
+
+    @property
+    def uses_external_chain(self) -> bool:
+        """Whether external destinations are dispatched at all; that they find an endpoint here is another matter."""
+        return self.selection.has_any and self.port.externally_accessible
+
+
+class _PortViews:
+    """The views of one service port from all nodes, each made once."""
+
+    def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...]) -> None:
+        self._port = port
+        self.endpoints = endpoints
+        self._views: dict[tuple[str, str], PortView] = {}
+        hinted = port.uses_cluster and any(e.node_hints or e.zone_hints for e in endpoints)
+        nodes = {e.node_name for e in endpoints} if port.uses_local else set()
+        self._nodes = nodes.union(*(e.node_hints for e in endpoints)) if hinted else nodes
+        self._zones = frozenset().union(*(e.zone_hints for e in endpoints)) if hinted else frozenset()
+        self.shared = None if self._nodes or self._zones else self.view("", "")
+
+    def view(self, node_name: str, zone: str) -> PortView:
+        """The view of a node. Nodes that no endpoint and no hint names all see the same."""
+        key = (node_name if node_name in self._nodes else "", zone if zone in self._zones else "")
+        known = self._views.get(key)
+        if known is None:
+            selection = select_endpoints(
+                self.endpoints,
+                uses_cluster=self._port.uses_cluster,
+                uses_local=self._port.uses_local,
+                node_name=key[0],
+                zone=key[1],
+            )
+            known = self._views[key] = PortView(self._port, self.endpoints, selection)
+        return known
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class FamilyView:
+    """One family of a node's view."""
+
+    family: Family
+    node_ip: str
+    detect_local: DetectLocal | None
+    node_ports: NodePortAddresses
+    localhost_node_ports: bool
+    ports: tuple[PortView, ...]  # sorted by namespace, name, port name, protocol
+    total_endpoints: int
+    service_cidrs: tuple[str, ...]
+
+    def allows_node_ip(self, port: ServicePort) -> bool:
+        """Whether the source ranges of a service port contain this node."""
+        return any_contains(port.source_ranges, self.node_ip)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class NodeView:
+    """Everything a backend needs to write down the state of a node."""
+
+    facts: NodeFacts
+    config: ProxyConfig
+    families: tuple[FamilyView, ...]
+
+
+class ClusterView:
+    """A cluster under a configuration; gives the view of each of its nodes."""
+
+    def __init__(self, snapshot: Snapshot, config: ProxyConfig) -> None:
+        self._snapshot = snapshot
+        self._config = config
+        self._views = {family: self._port_views(family) for family in FAMILIES}
+
+    def _port_views(self, family: Family) -> list[_PortViews]:
+        merged = merge_slices(self._snapshot.slices, family)
+        ports = sorted(
+            (port for service in self._snapshot.services for port in service_ports(service, family, self._config)),
+            key=lambda port: (port.namespace, port.name, port.port_name, port.protocol),
+        )
+        return [
+            _PortViews(port, merged.get((port.namespace, port.name, port.port_name, port.protocol), ()))
+            for port in ports
+        ]
+
+    def node_view(self, facts: NodeFacts) -> NodeView:
+        """The view of one node."""
+        primary, ips = node_ips(facts, self._config)
+        families = usable_families(facts, primary)
+        _refuse_foreign_cidrs(facts, self._config, families, primary)
+        return NodeView(
+            facts=facts,
+            config=self._config,
+            families=tuple(self._family_view(facts, family, ips) for family in families),
+        )
+
+    def _family_view(self, facts: NodeFacts, family: Family, ips: dict[Family, str]) -> FamilyView:
+        views = self._views[family]
+        node_ports = node_port_addresses(family, self._config, ips, facts.interface_addresses)
+        return FamilyView(
+            family=family,
+            node_ip=ips[family],
+            detect_local=detect_local(family, facts, self._config),
+            node_ports=node_ports,
+            localhost_node_ports=self._config.localhost_node_ports and node_ports.contains_ipv4_loopback,
+            ports=tuple(
+                each.shared if each.shared is not None else each.view(facts.name, facts.zone) for each in views
+            ),
+            total_endpoints=sum(len(each.endpoints) for each in views),
+            service_cidrs=tuple(
+                sorted({c for each in self._snapshot.service_cidrs for c in each.cidrs if family_of(c) is family})
+            ),
+        )
+
+
+def usable_families(facts: NodeFacts, primary: Family) -> tuple[Family, ...]:
+    """Both families where the node can do both, else the primary one."""
+    if all(family in facts.families for family in FAMILIES):
+        return FAMILIES
+    if primary not in facts.families:
+        raise UnusableNode(f"node {facts.name}: its primary family {primary.value} is not usable there")
+    return (primary,)
+
+
+def _refuse_foreign_cidrs(facts: NodeFacts, config: ProxyConfig, families: Iterable[Family], primary: Family) -> None:
+    """CIDRs that are all of a family that is not programmed are a mistake, where kube-proxy says so too."""
+    if config.detect_local_mode == "ClusterCIDR":
+        cidrs, wanted, field = config.cluster_cidrs, tuple(families), "clusterCIDR"
+    elif config.detect_local_mode == "NodeCIDR":
+        cidrs, wanted, field = facts.pod_cidrs, (primary,), "spec.podCIDRs of the Node"
+    else:
+        return
+    if cidrs and not any(family_of(cidr) in wanted for cidr in cidrs):
+        raise UnusableNode(f"node {facts.name}: {field} has no CIDR of family {wanted[0].value}")
