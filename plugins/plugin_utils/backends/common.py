@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..addresses import endpoint_text
+from ..proxy.endpoints import Endpoint
+from ..proxy.services import ServicePort
 from ..proxy.view import NodeView, PortView
 from .state import Object
 
@@ -58,7 +60,12 @@ def udp_frontends(view: PortView) -> str:
 
 def service_line(view: PortView) -> str:
     """A service port as people see it, one line of JSON: its frontends and the endpoints this node uses."""
-    port, selection = view.port, view.selection
+    record = service_record(view.port, view.selection.cluster, view.selection.local)
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def service_record(port: ServicePort, endpoints: Iterable[Endpoint], local: Iterable[Endpoint]) -> dict[str, object]:
+    """The members of such a line; what is not set is left out."""
     fields: dict[str, object] = {
         "service": f"{port.namespace}/{port.name}",
         "port": port.port_name,
@@ -73,7 +80,7 @@ def service_line(view: PortView) -> str:
         "internalTrafficPolicy": "Local" if port.internal_policy_local else "",
         "externalTrafficPolicy": "Local" if port.external_policy_local else "",
         "healthCheckNodePort": port.health_check_node_port,
-        "endpoints": [endpoint.text for endpoint in selection.cluster],
-        "localEndpoints": [endpoint.text for endpoint in selection.local],
+        "endpoints": [endpoint.text for endpoint in endpoints],
+        "localEndpoints": [endpoint.text for endpoint in local],
     }
-    return json.dumps({key: value for key, value in fields.items() if value}, separators=(",", ":")) + "\n"
+    return {key: value for key, value in fields.items() if value}

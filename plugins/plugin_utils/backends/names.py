@@ -6,13 +6,28 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 
+from ..addresses import endpoint_text
 from ..proxy.services import ServicePort
 
 _sha256 = hashlib.sha256
 _b32encode = base64.b32encode
 
 _NFT_NAME_LIMIT = 240
+
+IPTABLES_PREFIXES = {
+    "cluster policy": "KUBE-SVC-",
+    "local policy": "KUBE-SVL-",
+    "external destinations": "KUBE-EXT-",
+    "load balancer firewall": "KUBE-FW-",
+}
+NFTABLES_PREFIXES = {
+    "cluster policy": "service-",
+    "local policy": "local-",
+    "external destinations": "external-",
+    "load balancer firewall": "firewall-",
+}
 
 
 def hash16(text: str) -> str:
@@ -45,3 +60,21 @@ def nftables_endpoint_base(port: ServicePort, ip: str, number: int) -> str:
     """The common part of an endpoint's endpoint- chain and affinity- set."""
     address = ip.replace(":", ".")
     return nftables_base(f"{port.namespace}/{port.name}/{port.protocol}/{port.port_name}__{address}/{number}")
+
+
+def service_port_names(
+    namespace: str, name: str, port_name: str, protocol: str, endpoints: Iterable[tuple[str, int]] = ()
+) -> dict[str, dict[str, str]]:
+    """Every name of a service port: mode -> what the object is -> its name."""
+    title = f"{namespace}/{name}:{port_name}" if port_name else f"{namespace}/{name}"
+    hashed = hash16(title + protocol)
+    base = nftables_base(f"{namespace}/{name}/{protocol}/{port_name}")
+    iptables = {what: prefix + hashed for what, prefix in IPTABLES_PREFIXES.items()}
+    nftables = {what: prefix + base for what, prefix in NFTABLES_PREFIXES.items()}
+    for ip, number in endpoints:
+        text = endpoint_text(ip, number)
+        own = nftables_base(f"{namespace}/{name}/{protocol}/{port_name}__{ip.replace(':', '.')}/{number}")
+        iptables[f"endpoint {text}"] = "KUBE-SEP-" + hash16(title + protocol + text)
+        nftables[f"endpoint {text}"] = f"endpoint-{own}"
+        nftables[f"affinity set of {text}"] = f"affinity-{own}"
+    return {"iptables": iptables, "nftables": nftables}

@@ -23,7 +23,7 @@ class UnreadableFile(Exception):
     """A file that is not there or does not parse; the message names file and line."""
 
 
-def load(path: Path, progress: Callable[[str], None] = lambda name: None) -> Snapshot:
+def load(path: Path, progress: Callable[[str], None] = lambda _name: None) -> Snapshot:
     """All objects of a file, or of the files of a directory, as a Snapshot."""
     reader = Reader()
     for file in cluster_files(path):

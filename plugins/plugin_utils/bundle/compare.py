@@ -1,0 +1,185 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What changes between two bundles or two clusters, told per Service and endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..backends.common import SERVICES, service_record
+from ..cluster.snapshot import Snapshot
+from ..proxy.config import ProxyConfig
+from ..proxy.facts import NodeFacts
+from ..proxy.view import ClusterView
+from .manifest import FILE
+
+# (service, port name, protocol, family) -> the service port's record
+Records: TypeAlias = dict[tuple[str, str, str, str], dict[str, Any]]
+
+_ENDPOINTS = {"endpoints": "endpoint", "localEndpoints": "local endpoint"}
+
+
+class UnreadableBundle(Exception):
+    """A directory that is no bundle, or whose files are damaged; the message names the file."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """One service port, or one other part of a node's state, that is not as it was."""
+
+    action: str  # added, removed or changed
+    service: str
+    port: str
+    protocol: str
+    family: str
+    details: tuple[str, ...]  # each starts with +, - or ~
+
+    @property
+    def title(self) -> str:
+        """`namespace/name:port protocol family`."""
+        name = f"{self.service}:{self.port}" if self.port else self.service
+        return " ".join(part for part in (name, self.protocol, self.family) if part)
+
+
+def bundle_records(directory: Path) -> Records:
+    """The service ports of a bundle."""
+    file = directory / SERVICES[1]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return parse_records(lines)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnreadableBundle(f"{file}: {error}") from error
+
+
+def parse_records(lines: Iterable[str]) -> Records:
+    """The service ports of the lines of a services.jsonl."""
+    records: Records = {}
+    for line in lines:
+        record = json.loads(line)
+        records[record["service"], record.get("port", ""), record["protocol"], record["family"]] = record
+    return records
+
+
+def cluster_records(snapshot: Snapshot) -> Records:
+    """The service ports of a cluster, seen from nowhere in particular: every endpoint that may serve."""
+    view = ClusterView(snapshot, ProxyConfig()).node_view(NodeFacts(name=""))
+    records: Records = {}
+    for family in view.families:
+        for each in family.ports:
+            usable = [e for e in each.endpoints if e.ready or (e.serving and e.terminating)]
+            port = each.port
+            key = (f"{port.namespace}/{port.name}", port.port_name, port.protocol, port.family.value)
+            records[key] = json.loads(json.dumps(service_record(port, usable, ())))
+    return records
+
+
+def compare_records(old: Records, new: Records) -> Iterator[Change]:
+    """Every service port that was added, removed or changed, in order of their names."""
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            continue
+        if before is None:
+            yield Change("added", *key, tuple(_members("+", after or {})))
+        elif after is None:
+            yield Change("removed", *key, tuple(_members("-", before)))
+        else:
+            yield Change("changed", *key, tuple(_differences(before, after)))
+
+
+def _members(sign: str, record: Mapping[str, Any]) -> Iterator[str]:
+    for field, value in record.items():
+        if field in ("service", "port", "protocol", "family"):
+            continue
+        if field in _ENDPOINTS:
+            yield from (f"{sign} {_ENDPOINTS[field]} {endpoint}" for endpoint in value)
+        else:
+            yield f"{sign} {field} {_shown(value)}"
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for field in dict.fromkeys((*before, *after)):
+        old, new = before.get(field), after.get(field)
+        if old == new:
+            continue
+        if field in _ENDPOINTS:
+            yield from (f"- {_ENDPOINTS[field]} {e}" for e in old or () if e not in (new or ()))
+            yield from (f"+ {_ENDPOINTS[field]} {e}" for e in new or () if e not in (old or ()))
+        else:
+            yield f"~ {field} {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(none)"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def bundles(path: Path) -> dict[str, Path]:
+    """The bundles of a directory: itself, or one per node below it. Node name -> directory."""
+    if (path / FILE).is_file():
+        return {str(_manifest(path).get("node")): path}
+    below = sorted(each.parent for each in path.glob(f"[!.]*/{FILE}"))
+    return {str(_manifest(each).get("node")): each for each in below}
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    file = directory / FILE
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnreadableBundle(f"{file}: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise UnreadableBundle(f"{file}: is no manifest of a bundle")
+    return manifest
+
+
+def compare_bundles(old: Path | None, new: Path | None) -> list[Change]:
+    """What changes on a node between two bundles; None stands for no bundle at all."""
+    before = bundle_records(old) if old else {}
+    after = bundle_records(new) if new else {}
+    changes = list(compare_records(before, after))
+    if old and new:
+        changes.extend(_other_changes(old, new, explained=bool(changes)))
+    return changes
+
+
+def _other_changes(old: Path, new: Path, *, explained: bool) -> Iterator[Change]:
+    """What belongs to no Service: the mode, sysctls, and rules that every node has."""
+    before, after = _manifest(old), _manifest(new)
+    details = [
+        f"~ {field} {before.get(field)} -> {after.get(field)}"
+        for field in ("mode", "compat")
+        if before.get(field) != after.get(field)
+    ]
+    same_mode = not details
+    names = dict.fromkeys((*before["files"], *after["files"]))
+    for name in names:
+        if before["files"].get(name) == after["files"].get(name) or name == SERVICES[1]:
+            continue
+        # Rule files change with every Service; they are told line by line only if no Service explains it.
+        if name in ("sysctls.conf", "nfacct.rules") or (
+            same_mode and not explained and name.endswith((".rules", ".nft"))
+        ):
+            details += _lines(name, old / name, new / name)
+    if details:
+        yield Change("changed", "node", "", "", "", tuple(details))
+
+
+def _lines(name: str, old: Path, new: Path) -> list[str]:
+    before, after = _content(old), _content(new)
+    gone = [f"- {name}: {line}" for line in before if line not in after]
+    come = [f"+ {name}: {line}" for line in after if line not in before]
+    return gone + come
+
+
+def _content(file: Path) -> dict[str, None]:
+    """The lines that say something, generation and comments apart."""
+    if not file.exists():
+        return {}
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return dict.fromkeys(line for line in lines if line and not line.startswith("#") and "GENERATION" not in line)

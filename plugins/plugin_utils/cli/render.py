@@ -1,0 +1,131 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""akp render: a cluster goes in, each node's bundle comes out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import backends
+from ..bundle.write import write_bundle
+from ..cluster.files import UnreadableFile, documents, load
+from ..cluster.snapshot import Node, Snapshot
+from ..proxy.config import ProxyConfig, parse_config
+from ..proxy.facts import node_facts
+from ..proxy.view import ClusterView
+from .console import Progress, UsageError, report_left_out
+
+_DESCRIPTION = """\
+Writes, for each node, a bundle: OUT/NODE/ with the files that the node's own tools load (iptables.rules, ...), a
+manifest with their digests, and akp-node, the program that applies them. The same input gives the same bytes.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command line of render."""
+    parser = commands.add_parser(
+        "render",
+        help="compute the state of nodes and write it as bundles",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--cluster",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="Services, EndpointSlices, Nodes and ServiceCIDRs as kubectl prints them: a file, or a directory of *.json|*.yaml",
+    )
+    parser.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a node; can be given more than once (default: hostnameOverride of the configuration)",
+    )
+    which.add_argument("--all-nodes", action="store_true", help="every Node of the cluster")
+    parser.add_argument(
+        "--facts",
+        type=Path,
+        metavar="FILE",
+        help="what `akp-node facts` printed on the node, or a mapping from node names to that (default: the Node object)",
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="OUT", help="the directory that gets a bundle per node"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if an object of the input is invalid, instead of leaving it out"
+    )
+    parser.add_argument(
+        "--compat",
+        default=backends.DEFAULT_COMPAT,
+        metavar="MINOR",
+        help="the kube-proxy minor whose rules are written (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render the bundles that were asked for."""
+    with Progress() as progress:
+        config = read_config(args.config)
+        renderer = backends.renderer(config, args.compat)
+        snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
+        report_left_out(snapshot, strict=args.strict)
+        nodes = _nodes(args, config, snapshot)
+        gathered = _gathered(args.facts, nodes)
+        progress.step("deciding")
+        cluster = ClusterView(snapshot, config)
+        for index, node in enumerate(nodes):
+            progress.step(f"writing {node.name}", index, len(nodes))
+            state = renderer.state(cluster.node_view(node_facts(node, gathered.get(node.name))))
+            write_bundle(state, args.output / node.name)
+            print(f"{args.output / node.name}  {state.mode}  generation {state.generation}")
+    return 0
+
+
+def read_config(file: Path) -> ProxyConfig:
+    """The KubeProxyConfiguration of a file."""
+    parsed = list(documents(file))
+    if len(parsed) != 1:
+        raise UnreadableFile(f"{file}: holds {len(parsed)} documents instead of one KubeProxyConfiguration")
+    return parse_config(parsed[0])
+
+
+def _nodes(args: argparse.Namespace, config: ProxyConfig, snapshot: Snapshot) -> list[Node]:
+    if args.all_nodes:
+        if not snapshot.nodes:
+            raise UsageError(f"{args.cluster}: holds no Node, so --all-nodes means nothing")
+        return list(snapshot.nodes)
+    names = args.node or [config.hostname_override]
+    if names == [""]:
+        raise UsageError("name a node with --node, or ask for --all-nodes")
+    known = {node.name: node for node in snapshot.nodes}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{args.cluster}: has no Node {name}; it has {', '.join(known) or 'none'}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _gathered(file: Path | None, nodes: list[Node]) -> dict[str, Mapping[str, Any]]:
+    """Facts per node from a file of one node's facts or of many."""
+    if file is None:
+        return {}
+    content = next(documents(file), None)
+    if not isinstance(content, Mapping):
+        raise UnreadableFile(f"{file}: must be a mapping")
+    if "capabilities" in content or "addresses" in content:
+        if len(nodes) != 1:
+            raise UsageError(f"{file}: holds the facts of one node, but {len(nodes)} nodes are rendered")
+        return {nodes[0].name: content}
+    for name, facts in content.items():
+        if not isinstance(facts, Mapping):
+            raise UnreadableFile(f"{file}: facts of node {name}: must be a mapping")
+    return dict(content)
