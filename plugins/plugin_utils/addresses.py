@@ -17,6 +17,8 @@ try:
 except ImportError:  # only the documentation of a plugin may be wanted here
     netaddr = None  # type: ignore[assignment,unused-ignore]
 
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 _IPV4 = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
@@ -58,6 +60,8 @@ def parse_ip(text: str) -> str | None:
 
     IPv4 octets may have leading zeros and are decimal all the same; an IPv4-mapped IPv6 address is IPv4.
     """
+    if _CANONICAL_IPV4.fullmatch(text):
+        return text
     if match := _IPV4.fullmatch(text):
         octets = [int(octet) for octet in match.groups()]
         return "{}.{}.{}.{}".format(*octets) if max(octets) <= 255 else None
