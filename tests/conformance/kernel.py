@@ -1,0 +1,200 @@
+"""The kernel state of a namespace: read it, bring it into a canonical form, name the differences of two of them.
+
+Order counts wherever a packet would notice it. kube-proxy walks its Services in no fixed order, so in the chains that
+hold rules of many Services these are sorted by Service, each Service's own rules keeping their order.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.controlplane import netns
+
+Texts = dict[str, str]  # what each tool printed, by file name
+State = dict[str, tuple[str, ...]]  # kernel object -> its lines, canonical
+
+SYSCTLS = (
+    "net.ipv4.conf.all.route_localnet",
+    "net.ipv4.ip_forward",
+    "net.ipv6.conf.all.forwarding",
+    "net.ipv4.conf.all.arp_ignore",
+    "net.ipv4.conf.all.arp_announce",
+    "net.netfilter.nf_conntrack_tcp_be_liberal",
+    "net.netfilter.nf_conntrack_tcp_timeout_established",
+    "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+    "net.netfilter.nf_conntrack_udp_timeout",
+    "net.netfilter.nf_conntrack_udp_timeout_stream",
+)
+
+# Rules of many Services, in the order of a hash map.
+MIXED = {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"}
+MIXED_IPVS = {"KUBE-IPVS-OUT-FILTER"}
+# Our own marker; kube-proxy has nothing like it.
+MARKER = "KUBE-PROXY-GENERATION"
+NFT_MARKER = re.compile(r"\bakp-generation\b|\bkube-proxy-generation\b|\bgeneration\b")
+
+
+def read(namespace: str) -> Texts:
+    """Everything that kube-proxy may have programmed, as the tools print it."""
+    return {
+        "iptables.txt": netns.run(namespace, "iptables-save"),
+        "ip6tables.txt": netns.run(namespace, "ip6tables-save"),
+        "nft.txt": _kube_tables(netns.run(namespace, "nft", "list", "ruleset")),
+        "nfacct.txt": netns.run(namespace, "nfacct", "list"),
+        "sysctls.txt": "".join(f"{name} = {_sysctl(namespace, name)}\n" for name in SYSCTLS),
+    }
+
+
+def _sysctl(namespace: str, name: str) -> str:
+    return netns.run(namespace, "cat", "/proc/sys/" + name.replace(".", "/")).strip()
+
+
+def _kube_tables(ruleset: str) -> str:
+    """Only kube-proxy's own nft tables: a ruleset shows those of iptables too, which iptables-save reads better."""
+    tables = re.split(r"(?m)^(?=table )", ruleset)
+    return "".join(text for text in tables if re.match(r"table \S+ kube-proxy ", text))
+
+
+def canonical(texts: Mapping[str, str], mode: str) -> State:
+    state: State = {}
+    for file, text in texts.items():
+        kind = file.removesuffix(".txt")
+        if kind in ("iptables", "ip6tables"):
+            state.update((f"{kind} {name}", lines) for name, lines in _iptables(text, mode))
+        elif kind == "nft":
+            state.update((f"nft {name}", lines) for name, lines in _nft(text))
+        elif kind == "nfacct":
+            state["nfacct"] = tuple(sorted(re.findall(r"(\S+);", text)))
+        else:
+            state[kind] = tuple(sorted(line.strip() for line in text.splitlines() if line.strip()))
+    return state
+
+
+# iptables-save
+
+
+def _iptables(text: str, mode: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    table = ""
+    chains: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table, chains = line[1:], {}
+        elif line.startswith(":"):
+            chain, policy = line[1:].split()[:2]
+            chains[chain] = [] if policy == "-" else [f"policy {policy}"]
+        elif line.startswith("-A "):
+            chains[line.split()[1]].append(line)
+        elif line == "COMMIT":
+            for chain, rules in chains.items():
+                if chain != MARKER:
+                    mixed = chain in (MIXED_IPVS if mode == "ipvs" else MIXED)
+                    yield f"{table} {chain}", tuple(_by_service(rules) if mixed else rules)
+
+
+def _by_service(rules: list[str]) -> list[str]:
+    """Sorted by Service, with the jumps to the node ports last; left alone when these are not last, as they must be."""
+    last = len(rules)
+    while last and rules[last - 1].endswith("-j KUBE-NODEPORTS"):
+        last -= 1
+    misplaced = any(rule.endswith("-j KUBE-NODEPORTS") for rule in rules[:last])
+    head = rules[:last] if misplaced else sorted(rules[:last], key=_service)
+    return head + sorted(rules[last:])
+
+
+def _service(rule: str) -> str:
+    found = re.search(r'--comment (?:"([^" ]+)|(\S+))', rule)
+    return (found.group(1) or found.group(2)) if found else ""
+
+
+# nft list ruleset
+
+
+def _nft(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each table, set, map, chain and counter; elements and anonymous sets sorted, since hashes have no order."""
+    table, name = "", ""
+    body: list[str] = []
+    for raw in text.splitlines():
+        line = raw.strip()
+        opened = re.match(r"^(table|set|map|chain|counter|ct helper) (.+) \{$", line)
+        if opened and opened.group(1) == "table":
+            table, name, body = opened.group(2), "", []
+        elif opened:
+            name, body = f"{table} {opened.group(1)} {opened.group(2)}", []
+        elif line == "}" and name:
+            if not NFT_MARKER.search(name.split()[-1]):
+                yield name, tuple(_nft_body(name, body))
+            name = ""
+        elif line == "}":
+            table = ""
+        elif name:
+            body.append(line)
+        elif line:
+            yield f"{table} {line.split()[0]}", (line,)
+
+
+def _nft_body(name: str, body: list[str]) -> list[str]:
+    kind, own = name.split()[-2:]
+    if kind == "counter":
+        return []
+    if kind == "chain":
+        return [_sort_anonymous(line) for line in body]
+    start = next((i for i, line in enumerate(body) if line.startswith("elements = {")), len(body))
+    head, elements = body[:start], " ".join(body[start:]).removeprefix("elements = {").removesuffix("}")
+    if own.startswith("affinity-"):  # its elements are clients, not configuration
+        return head
+    return head + sorted(part.strip() for part in elements.split(", ") if part.strip())
+
+
+def _sort_anonymous(rule: str) -> str:
+    def ordered(found: re.Match[str]) -> str:
+        return "{ " + ", ".join(sorted(part.strip() for part in found.group(1).split(","))) + " }"
+
+    return re.sub(r"\{ ([^{}]*) \}", ordered, rule)
+
+
+def without_leftovers(state: State) -> State:
+    """kube-proxy empties an nft chain that nobody needs any more at once, and deletes it a second or more later."""
+    used = {
+        word
+        for lines in state.values()
+        for line in lines
+        for word in re.findall(r"(?:goto|jump) (\S+?),?(?=\s|$)", line)
+    }
+    return {
+        name: lines
+        for name, lines in state.items()
+        if not (
+            name.startswith("nft ") and " chain " in name and "/" in name and not lines and name.split()[-1] not in used
+        )
+    }
+
+
+# Differences
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kernel object that is not the same on both sides."""
+
+    name: str
+    real: tuple[str, ...] | None  # None: not there at all
+    ours: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        if self.ours is None or self.real is None:
+            where, lines = ("kube-proxy", self.real) if self.ours is None else ("us", self.ours)
+            return "\n".join([f"{self.name}: only with {where}", *(f"    {line}" for line in lines or ())])
+        changed = [line for line in difflib.ndiff(self.real, self.ours) if line[0] in "-+"]
+        return "\n".join([f"{self.name}: kube-proxy (-), us (+)", *(f"  {line}" for line in changed)])
+
+
+def differences(real: State, ours: State) -> list[Difference]:
+    names = sorted(real.keys() | ours.keys())
+    return [Difference(name, real.get(name), ours.get(name)) for name in names if real.get(name) != ours.get(name)]
+
+
+def rules(state: State) -> int:
+    return sum(len(lines) for lines in state.values())

@@ -1,0 +1,131 @@
+"""A real kube-proxy in a namespace, and the means to know when it has caught up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tests.controlplane import ControlPlane, netns
+
+from .plan import IPV4, IPV6
+
+Object = dict[str, Any]
+
+
+ADDRESSES = {IPV4: "10.96.0.250", IPV6: "fd00:10:96::fa"}
+ENDPOINTS = {IPV4: "10.250.0.1", IPV6: "fd00:10:250::1"}
+
+
+@dataclass
+class Sentinel:
+    """A Service whose port and endpoint change on demand: once its rules show, so does all that was written before it.
+
+    Watches deliver in order, and kube-proxy programs everything that it has heard of at each sync.
+    """
+
+    plane: ControlPlane
+    number: int = 20000
+
+    def objects(self) -> list[Object]:
+        meta: Object = {"namespace": "conformance", "name": "sentinel"}
+        port = {"name": "sentinel", "protocol": "TCP", "port": self.number}
+        labels = {"kubernetes.io/service-name": "sentinel"}
+        service: Object = {
+            "apiVersion": "v1", "kind": "Service", "metadata": meta,
+            "spec": {
+                "clusterIP": ADDRESSES[IPV4], "clusterIPs": [*ADDRESSES.values()], "ports": [port],
+                "ipFamilies": [*ADDRESSES], "ipFamilyPolicy": "RequireDualStack", "type": "ClusterIP",
+            },
+        }  # fmt: skip
+        slices: list[Object] = [
+            {
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": family, "ports": [port],
+                "metadata": {**meta, "name": f"sentinel-{family.lower()}", "labels": labels},
+                "endpoints": [{"addresses": [address]}],
+            }
+            for family, address in ENDPOINTS.items()
+        ]  # fmt: skip
+        return [service, *slices]
+
+    def poke(self) -> None:
+        self.number += 1
+        for obj in self.objects():
+            self.plane.client.replace(obj)
+
+    def shows(self, namespace: str, mode: str) -> bool:
+        """Whether the last poke has reached the kernel, in both families."""
+        if mode == "nftables":
+            rules = {
+                family: netns.run(namespace, "nft", "list", "table", family, "kube-proxy", check=False)
+                for family in ("ip", "ip6")
+            }
+            wanted = {"ip": ("10.250.0.1", "10.96.0.250"), "ip6": ("[fd00:10:250::1]", "fd00:10:96::fa")}
+            return all(
+                f"dnat to {wanted[family][0]}:{self.number}" in text
+                and f"{wanted[family][1]} . tcp . {self.number}" in text
+                for family, text in rules.items()
+            )
+        save4, save6 = (
+            netns.run(namespace, f"{tool}-save", "-t", "nat", check=False) for tool in ("iptables", "ip6tables")
+        )
+        return all(
+            f"--to-destination {endpoint}:{self.number}" in text and f"--dport {self.number} -j KUBE-SVC-" in text
+            for text, endpoint in ((save4, "10.250.0.1"), (save6, "[fd00:10:250::1]"))
+        )
+
+
+@dataclass
+class KubeProxy:
+    namespace: str
+    binary: Path
+    folder: Path
+    config: Object
+    kubeconfig: Path
+    _process: subprocess.Popen[bytes] | None = None
+    _log: IO[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "kube-proxy.log").read_text(errors="replace")
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = {**self.config, "clientConnection": {"kubeconfig": str(self.kubeconfig)}}
+        path = self.folder / "kube-proxy.json"
+        path.write_text(json.dumps(config, indent=1))
+        self._log = (self.folder / "kube-proxy.log").open("wb")
+        argv = [str(self.binary), f"--config={path}", "--v=2"]
+        self._process = subprocess.Popen(
+            netns.command(self.namespace, argv),
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(3)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._log is not None:
+            self._log.close()
+
+    def wait(self, sentinel: Sentinel, mode: str, seconds: float = 60) -> None:
+        """Return once everything written before the last poke is in the kernel."""
+        deadline = time.monotonic() + seconds
+        while not sentinel.shows(self.namespace, mode):
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise RuntimeError(f"kube-proxy exited {self._process.returncode}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"kube-proxy has not caught up after {seconds} s:\n{self.tail()}")
+            time.sleep(0.05)
+
+    def tail(self, lines: int = 25) -> str:
+        return "\n".join(self.log.splitlines()[-lines:])
