@@ -20,6 +20,7 @@ except ImportError:  # only the documentation of a plugin may be wanted here
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 _IPV4 = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
+_PREFIX = re.compile(r"[0-9]{1,9}")
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
@@ -85,7 +86,7 @@ def parse_cidr(text: str) -> str | None:
     """Canonical `network/prefix` of a CIDR with its host bits masked off, or None."""
     address, slash, prefix = text.partition("/")
     ip = parse_ip(address)
-    if ip is None or not slash or not prefix.isascii() or not prefix.isdigit():
+    if ip is None or not slash or not _PREFIX.fullmatch(prefix):
         return None
     length = int(prefix)
     mapped = ":" in address and ":" not in ip

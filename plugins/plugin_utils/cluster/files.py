@@ -16,7 +16,14 @@ from .snapshot import Snapshot
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 # The C loader is ten times as fast, but not in every build of PyYAML.
-_YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _YamlLoader(_Loader):  # type: ignore[misc]
+    """Reads a date as the text it is: the API has no other dates, and an impossible one is nobody's business here."""
+
+
+_YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
 
 
 class UnreadableFile(Exception):
@@ -28,8 +35,11 @@ def load(path: Path, progress: Callable[[str], None] = lambda _name: None) -> Sn
     reader = Reader()
     for file in cluster_files(path):
         progress(file.name)
-        for document in documents(file):
-            reader.add(document, str(file))
+        try:
+            for document in documents(file):
+                reader.add(document, str(file))
+        except RecursionError as error:
+            raise UnreadableFile(f"{file}: is nested too deeply") from error
     return reader.snapshot()
 
 
@@ -61,10 +71,20 @@ def documents(file: Path) -> Iterator[Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+        if isinstance(error, yaml.reader.ReaderError):
+            where = f"{file}:{_unprintable_line(text)}"
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise UnreadableFile(f"{where}: is not valid YAML: {reason}") from error
     except RecursionError as error:
         raise UnreadableFile(f"{file}: is nested too deeply") from error
+    except ValueError as error:
+        raise UnreadableFile(f"{file}: holds a value that cannot be read: {error}") from error
+
+
+def _unprintable_line(text: str) -> int:
+    """The line of the first character that YAML does not allow; the parser itself counts only bytes."""
+    found = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    return text.count("\n", 0, found.start() if found else 0) + 1
 
 
 def _json(file: Path, text: str) -> Any:
@@ -74,3 +94,5 @@ def _json(file: Path, text: str) -> Any:
         raise UnreadableFile(f"{file}:{error.lineno}:{error.colno}: is not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise UnreadableFile(f"{file}: is nested too deeply") from error
+    except ValueError as error:
+        raise UnreadableFile(f"{file}: holds a value that cannot be read: {error}") from error

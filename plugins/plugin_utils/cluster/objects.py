@@ -8,11 +8,14 @@ printed anew, ports are integers in range, protocols are one of three words.
 
 from __future__ import annotations
 
-import re
+import dataclasses
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..addresses import family_of, parse_cidr, parse_ip
+from . import fields
+from .fields import InvalidObject, Object
 from .snapshot import (
     EndpointSlice,
     Node,
@@ -32,101 +35,17 @@ LABEL_PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 LABEL_SERVICE_NAME = "kubernetes.io/service-name"
 LABEL_ZONE = "topology.kubernetes.io/zone"
 
-_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
-_PROTOCOLS = {"TCP": "tcp", "UDP": "udp", "SCTP": "sctp"}
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _NO_HINTS: frozenset[str] = frozenset()
+# The API's three-valued booleans; whatever else stands there is found by not being a key.
+_UNLESS_FALSE = {None: True, True: True, False: False}
+_IF_TRUE = {None: False, True: True, False: False}
 
 T = TypeVar("T")
-Object = dict[str, Any]
-
-
-class InvalidObject(Exception):
-    """An object that cannot be used: which field, and what is wrong with it."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
 
 
 class Skipped(Exception):
     """An object that kube-proxy would not have been given; the message names the sort."""
-
-
-def _typed(parent: Object, field: str, key: str, kind: type[T], default: T) -> T:
-    value = parent.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidObject(f"{field}.{key}" if field else key, f"must be {_type_name(kind)}, not {_shown(value)}")
-    return value
-
-
-def _type_name(kind: type) -> str:
-    return {dict: "a mapping", list: "a list", str: "a string", int: "an integer", bool: "true or false"}[kind]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _name(metadata: Object, pattern: re.Pattern[str], what: str) -> str:
-    name = _typed(metadata, "metadata", "name", str, "")
-    if not name:
-        raise InvalidObject("metadata.name", "is missing")
-    if not pattern.fullmatch(name):
-        raise InvalidObject("metadata.name", f"{_shown(name)} is no {what}")
-    return name
-
-
-def _namespace(metadata: Object) -> str:
-    namespace = _typed(metadata, "metadata", "namespace", str, "") or "default"
-    if not _DNS_LABEL.fullmatch(namespace):
-        raise InvalidObject("metadata.namespace", f"{_shown(namespace)} is no DNS label")
-    return namespace
-
-
-def _port_number(entry: Object, field: str, key: str, *, zero: bool) -> int:
-    number = _typed(entry, field, key, int, 0)
-    if not (0 if zero else 1) <= number <= 65535:
-        raise InvalidObject(f"{field}.{key}", f"{number} is not between 1 and 65535")
-    return number
-
-
-def _protocol(entry: Object, field: str) -> str:
-    protocol = entry.get("protocol")
-    if protocol is None or protocol == "":
-        return "tcp"
-    known = _PROTOCOLS.get(protocol) if isinstance(protocol, str) else None
-    if known is None:
-        raise InvalidObject(f"{field}.protocol", f"{_shown(protocol)} is not TCP, UDP or SCTP")
-    return known
-
-
-def _port_name(entry: Object, field: str) -> str:
-    name = _typed(entry, field, "name", str, "")
-    if name and not _DNS_LABEL.fullmatch(name):
-        raise InvalidObject(f"{field}.name", f"{_shown(name)} is no DNS label")
-    return name
-
-
-def _one_of(parent: Object, field: str, key: str, allowed: tuple[str, ...]) -> str:
-    value = _typed(parent, field, key, str, "")
-    if value and value not in allowed:
-        raise InvalidObject(f"{field}.{key}", f"{_shown(value)} is not one of {', '.join(allowed)}")
-    return value or allowed[0]
-
-
-def _entries(parent: Object, field: str, key: str) -> Iterator[tuple[str, Object]]:
-    """The mappings of a list, each with its path."""
-    for index, entry in enumerate(_typed(parent, field, key, list, [])):
-        path = f"{field}.{key}[{index}]" if field else f"{key}[{index}]"
-        if not isinstance(entry, dict):
-            raise InvalidObject(path, f"must be a mapping, not {_shown(entry)}")
-        yield path, entry
 
 
 class Reader:
@@ -154,13 +73,18 @@ class Reader:
         self._source = source
         if not isinstance(obj, dict):
             self._identity = ("object", "", "")
-            self._problem("", f"must be a mapping, not {_shown(obj)}")
+            self._problem("", f"must be a mapping, not {fields.shown(obj)}")
             return
         kind, version = obj.get("kind"), obj.get("apiVersion")
-        if isinstance(kind, str) and kind.endswith("List") and isinstance(obj.get("items"), list):
+        if isinstance(kind, str) and kind.endswith("List") and "items" in obj:
+            items = obj["items"] if obj["items"] is not None else []
+            if not isinstance(items, list):
+                self._identity = (fields.plain(kind), "", "")
+                self._problem("items", f"must be a list, not {fields.shown(items)}")
+                return
             # The API server leaves kind and apiVersion out of the items of a typed List.
             item_kind = kind.removesuffix("List")
-            for item in obj["items"]:
+            for item in items:
                 if item_kind and isinstance(item, dict) and "kind" not in item:
                     self.add_object(item, item_kind, version, source)
                 else:
@@ -175,11 +99,11 @@ class Reader:
             (take for (name, group), take in self._kinds.items() if name == kind and version in (group, None)), None
         )
         if take is None:
-            self._ignore(str(kind) if kind else "(no kind)")
+            self._ignore(fields.plain(kind) if kind else "(no kind)")
             return
         metadata = obj.get("metadata")
         named = metadata if isinstance(metadata, dict) else {}
-        self._identity = (str(kind), str(named.get("namespace") or ""), str(named.get("name") or ""))
+        self._identity = (str(kind), fields.plain(named.get("namespace")), fields.plain(named.get("name")))
         try:
             take(obj)
         except InvalidObject as problem:
@@ -205,7 +129,7 @@ class Reader:
             key = (getattr(obj, "namespace", ""), getattr(obj, "name", ""))
             other = kept.get(key)
             if other is not None and other[0] != obj:
-                kept[key] = min(other, (obj, source), key=repr)
+                kept[key] = min(other, (obj, source), key=_order)
                 reason = f"another {kind} of this name was given in {other[1] or 'the input'}; one of the two is used"
                 self._problems.append(Problem(kind, *key, "metadata.name", reason, source))
             elif other is None:
@@ -219,65 +143,72 @@ class Reader:
         self._ignored[sort] = self._ignored.get(sort, 0) + 1
 
     def _service(self, obj: Object) -> Service:
-        metadata = _typed(obj, "", "metadata", dict, {})
-        name = _name(metadata, _DNS_LABEL, "DNS label")
-        namespace = _namespace(metadata)
-        if LABEL_PROXY_NAME in _typed(metadata, "metadata", "labels", dict, {}):
+        metadata = fields.typed(obj, "", "metadata", dict, {})
+        name = fields.object_name(metadata, fields.DNS_LABEL, "DNS label")
+        namespace = fields.namespace(metadata)
+        if LABEL_PROXY_NAME in fields.typed(metadata, "metadata", "labels", dict, {}):
             raise Skipped("Service of another proxy")
-        spec = _typed(obj, "", "spec", dict, {})
-        service_type = _one_of(spec, "spec", "type", _SERVICE_TYPES)
+        spec = fields.typed(obj, "", "spec", dict, {})
+        service_type = fields.one_of(spec, "spec", "type", _SERVICE_TYPES)
         if service_type == "ExternalName":
             raise Skipped("Service of type ExternalName")
-        cluster_ip = _typed(spec, "spec", "clusterIP", str, "")
+        cluster_ip = fields.typed(spec, "spec", "clusterIP", str, "")
         if cluster_ip == "None":
             raise Skipped("headless Service")
         if not cluster_ip:
             raise Skipped("Service without a cluster IP")
-        cluster_ips = _typed(spec, "spec", "clusterIPs", list, [cluster_ip])
-        affinity = _one_of(spec, "spec", "sessionAffinity", ("None", "ClientIP"))
-        annotations = _typed(metadata, "metadata", "annotations", dict, {})
-        status = _typed(_typed(obj, "", "status", dict, {}), "status", "loadBalancer", dict, {})
+        affinity = fields.one_of(spec, "spec", "sessionAffinity", ("None", "ClientIP"))
+        annotations = fields.typed(metadata, "metadata", "annotations", dict, {})
+        status = fields.typed(fields.typed(obj, "", "status", dict, {}), "status", "loadBalancer", dict, {})
         return Service(
             namespace=namespace,
             name=name,
             type=service_type,
             cluster_ip=self._cluster_ip("spec.clusterIP", cluster_ip),
-            cluster_ips=tuple(self._cluster_ip(f"spec.clusterIPs[{i}]", ip) for i, ip in enumerate(cluster_ips)),
-            ip_families=tuple(str(family) for family in _typed(spec, "spec", "ipFamilies", list, [])),
+            cluster_ips=tuple(self._cluster_ips(spec, cluster_ip)),
+            ip_families=tuple(fields.ip_families(spec)),
             external_ips=tuple(self._usable(parse_ip, spec, "spec", "externalIPs", "an IP address")),
             load_balancer_vips=tuple(self._vips(status)),
             source_ranges=tuple(self._usable(_source_range, spec, "spec", "loadBalancerSourceRanges", "a CIDR")),
             sticky_seconds=self._sticky_seconds(spec) if affinity == "ClientIP" else 0,
-            external_policy_local=_one_of(spec, "spec", "externalTrafficPolicy", ("Cluster", "Local")) == "Local",
-            internal_policy_local=_one_of(spec, "spec", "internalTrafficPolicy", ("Cluster", "Local")) == "Local",
-            health_check_node_port=_port_number(spec, "spec", "healthCheckNodePort", zero=True),
+            external_policy_local=fields.one_of(spec, "spec", "externalTrafficPolicy", ("Cluster", "Local")) == "Local",
+            internal_policy_local=fields.one_of(spec, "spec", "internalTrafficPolicy", ("Cluster", "Local")) == "Local",
+            health_check_node_port=fields.port_number(spec, "spec", "healthCheckNodePort", zero=True),
             ports=tuple(
                 PortSpec(
-                    name=_port_name(entry, path),
-                    protocol=_protocol(entry, path),
-                    port=_port_number(entry, path, "port", zero=False),
-                    node_port=_port_number(entry, path, "nodePort", zero=True),
+                    name=fields.port_name(entry, path),
+                    protocol=fields.protocol(entry, path),
+                    port=fields.port_number(entry, path, "port", zero=False),
+                    node_port=fields.port_number(entry, path, "nodePort", zero=True),
                 )
-                for path, entry in _entries(spec, "spec", "ports")
+                for path, entry in fields.mappings(spec, "spec", "ports")
             ),
-            annotations=tuple(
-                sorted((k, v) for k, v in annotations.items() if isinstance(v, str) and k.startswith(ANNOTATION_PREFIX))
-            ),
+            annotations=tuple(sorted((k, v) for k, v in annotations.items() if isinstance(v, str) and _is_ours(k))),
         )
+
+    def _cluster_ips(self, spec: Object, first: str) -> Iterator[str]:
+        """spec.clusterIPs. An address of the other family in a rule would make the node refuse all rules."""
+        families = list(fields.ip_families(spec))
+        for index, text in enumerate(fields.typed(spec, "spec", "clusterIPs", list, [first])):
+            ip = self._cluster_ip(f"spec.clusterIPs[{index}]", text)
+            if index < len(families) and family_of(ip).value != families[index]:
+                reason = f"{fields.shown(ip)} is not an {families[index]} address, as spec.ipFamilies[{index}] has it"
+                raise InvalidObject(f"spec.clusterIPs[{index}]", reason)
+            yield ip
 
     @staticmethod
     def _cluster_ip(field: str, text: object) -> str:
         ip = parse_ip(text) if isinstance(text, str) else None
         if ip is None:
-            raise InvalidObject(field, f"{_shown(text)} is not an IP address")
+            raise InvalidObject(field, f"{fields.shown(text)} is not an IP address")
         return ip
 
     @staticmethod
     def _sticky_seconds(spec: Object) -> int:
-        config = _typed(spec, "spec", "sessionAffinityConfig", dict, {})
-        client_ip = _typed(config, "spec.sessionAffinityConfig", "clientIP", dict, {})
+        config = fields.typed(spec, "spec", "sessionAffinityConfig", dict, {})
+        client_ip = fields.typed(config, "spec.sessionAffinityConfig", "clientIP", dict, {})
         field = "spec.sessionAffinityConfig.clientIP"
-        seconds = _typed(client_ip, field, "timeoutSeconds", int, DEFAULT_STICKY_SECONDS)
+        seconds = fields.typed(client_ip, field, "timeoutSeconds", int, DEFAULT_STICKY_SECONDS)
         if not 0 < seconds <= 86400:
             raise InvalidObject(f"{field}.timeoutSeconds", f"{seconds} is not between 1 and 86400")
         return seconds
@@ -286,57 +217,57 @@ class Reader:
         self, parse: Callable[[str], str | None], parent: Object, field: str, key: str, what: str
     ) -> Iterator[str]:
         """The entries of a list of strings that parse; kube-proxy drops the others, and so do we, saying so."""
-        for index, text in enumerate(_typed(parent, field, key, list, [])):
+        for index, text in enumerate(fields.typed(parent, field, key, list, [])):
             value = parse(text) if isinstance(text, str) else None
             if value is not None:
                 yield value
             elif text != "":
-                self._problem(f"{field}.{key}[{index}]", f"{_shown(text)} is not {what}; the entry is left out")
+                self._problem(f"{field}.{key}[{index}]", f"{fields.shown(text)} is not {what}; the entry is left out")
 
     def _vips(self, status: Object) -> Iterator[str]:
-        for path, entry in _entries(status, "status.loadBalancer", "ingress"):
-            text = _typed(entry, path, "ip", str, "")
+        for path, entry in fields.mappings(status, "status.loadBalancer", "ingress"):
+            text = fields.typed(entry, path, "ip", str, "")
             if not text or entry.get("ipMode") not in (None, "VIP"):
                 continue
             ip = parse_ip(text)
             if ip is None:
-                self._problem(f"{path}.ip", f"{_shown(text)} is not an IP address; the entry is left out")
+                self._problem(f"{path}.ip", f"{fields.shown(text)} is not an IP address; the entry is left out")
             else:
                 yield ip
 
     def _slice(self, obj: Object) -> EndpointSlice:
-        metadata = _typed(obj, "", "metadata", dict, {})
-        name = _name(metadata, _DNS_SUBDOMAIN, "DNS subdomain")
-        namespace = _namespace(metadata)
-        labels = _typed(metadata, "metadata", "labels", dict, {})
+        metadata = fields.typed(obj, "", "metadata", dict, {})
+        name = fields.object_name(metadata, fields.DNS_SUBDOMAIN, "DNS subdomain")
+        namespace = fields.namespace(metadata)
+        labels = fields.typed(metadata, "metadata", "labels", dict, {})
         if LABEL_HEADLESS in labels:
             raise Skipped("EndpointSlice of a headless Service")
         service = labels.get(LABEL_SERVICE_NAME)
         if not isinstance(service, str) or not service:
             raise InvalidObject(f"metadata.labels[{LABEL_SERVICE_NAME}]", "is missing, so no Service owns it")
-        if not _DNS_LABEL.fullmatch(service):
-            raise InvalidObject(f"metadata.labels[{LABEL_SERVICE_NAME}]", f"{_shown(service)} is no DNS label")
+        if not fields.DNS_LABEL.fullmatch(service):
+            raise InvalidObject(f"metadata.labels[{LABEL_SERVICE_NAME}]", f"{fields.shown(service)} is no DNS label")
         address_type = obj.get("addressType")
         if address_type == "FQDN":
             raise Skipped("EndpointSlice of addressType FQDN")
         if address_type not in ("IPv4", "IPv6"):
-            raise InvalidObject("addressType", f"{_shown(address_type)} is not IPv4, IPv6 or FQDN")
+            raise InvalidObject("addressType", f"{fields.shown(address_type)} is not IPv4, IPv6 or FQDN")
         return EndpointSlice(
             namespace=namespace,
             name=name,
             service=service,
             address_type=address_type,
             ports=tuple(
-                SlicePort(_port_name(entry, path), _protocol(entry, path), number)
-                for path, entry in _entries(obj, "", "ports")
+                SlicePort(fields.port_name(entry, path), fields.protocol(entry, path), number)
+                for path, entry in fields.mappings(obj, "", "ports")
                 # A port without a name or a number means "all ports", which kube-proxy does not support.
-                if entry.get("name") is not None and (number := _port_number(entry, path, "port", zero=True))
+                if entry.get("name") is not None and (number := fields.port_number(entry, path, "port", zero=True))
             ),
             endpoints=tuple(self._endpoints(obj, address_type)),
         )
 
     def _endpoints(self, obj: Object, address_type: str) -> Iterator[SliceEndpoint]:
-        for index, entry in enumerate(_typed(obj, "", "endpoints", list, [])):
+        for index, entry in enumerate(fields.typed(obj, "", "endpoints", list, [])):
             try:
                 addresses = entry.get("addresses")
                 if not addresses:
@@ -344,31 +275,32 @@ class Reader:
                 address = parse_ip(addresses[0])
                 if address is None or family_of(address).value != address_type:
                     field = f"endpoints[{index}].addresses[0]"
-                    reason = f"{_shown(addresses[0])} is not an {address_type} address; the endpoint is left out"
+                    reason = f"{fields.shown(addresses[0])} is not an {address_type} address; the endpoint is left out"
                     self._problem(field, reason)
                     continue
                 conditions = entry.get("conditions") or {}
                 hints = entry.get("hints")
                 yield SliceEndpoint(
                     address,
-                    entry.get("nodeName") or "",
-                    conditions.get("ready") is not False,
-                    conditions.get("serving") is not False,
-                    conditions.get("terminating") is True,
-                    frozenset(zone["name"] for zone in hints.get("forZones") or ()) if hints else _NO_HINTS,
-                    frozenset(node["name"] for node in hints.get("forNodes") or ()) if hints else _NO_HINTS,
+                    (entry.get("nodeName") or "") + "",  # a TypeError unless it is a string
+                    _UNLESS_FALSE[conditions.get("ready")],
+                    _UNLESS_FALSE[conditions.get("serving")],
+                    _IF_TRUE[conditions.get("terminating")],
+                    _hints(hints, "forZones") if hints else _NO_HINTS,
+                    _hints(hints, "forNodes") if hints else _NO_HINTS,
                 )
             except (AttributeError, KeyError, TypeError):
-                self._problem(f"endpoints[{index}]", f"has a member of a wrong type: {_shown(entry)}; it is left out")
+                # A hundred thousand endpoints are read without looking twice; what went wrong is found out here.
+                self._problem(*_wrong_member(f"endpoints[{index}]", entry))
 
     def _node(self, obj: Object) -> Node:
-        metadata = _typed(obj, "", "metadata", dict, {})
-        name = _name(metadata, _DNS_SUBDOMAIN, "DNS subdomain")
-        labels = _typed(metadata, "metadata", "labels", dict, {})
-        spec = _typed(obj, "", "spec", dict, {})
-        status = _typed(obj, "", "status", dict, {})
-        capacity = str(_typed(status, "status", "capacity", dict, {}).get("cpu") or "")
-        conditions = _entries(status, "status", "conditions")
+        metadata = fields.typed(obj, "", "metadata", dict, {})
+        name = fields.object_name(metadata, fields.DNS_SUBDOMAIN, "DNS subdomain")
+        labels = fields.typed(metadata, "metadata", "labels", dict, {})
+        spec = fields.typed(obj, "", "spec", dict, {})
+        status = fields.typed(obj, "", "status", dict, {})
+        capacity = str(fields.typed(status, "status", "capacity", dict, {}).get("cpu") or "")
+        conditions = fields.mappings(status, "status", "conditions")
         return Node(
             name=name,
             addresses=tuple(self._node_addresses(status)),
@@ -380,21 +312,59 @@ class Reader:
         )
 
     def _node_addresses(self, status: Object) -> Iterator[tuple[str, str]]:
-        for path, entry in _entries(status, "status", "addresses"):
-            sort, text = _typed(entry, path, "type", str, ""), _typed(entry, path, "address", str, "")
+        for path, entry in fields.mappings(status, "status", "addresses"):
+            sort, text = fields.typed(entry, path, "type", str, ""), fields.typed(entry, path, "address", str, "")
             ip = parse_ip(text)
             if sort not in ("InternalIP", "ExternalIP"):
                 yield sort, text
             elif ip is None:
-                self._problem(f"{path}.address", f"{_shown(text)} is not an IP address; the entry is left out")
+                self._problem(f"{path}.address", f"{fields.shown(text)} is not an IP address; the entry is left out")
             else:
                 yield sort, ip
 
     def _add_service_cidr(self, obj: Object) -> None:
-        metadata = _typed(obj, "", "metadata", dict, {})
-        spec = _typed(obj, "", "spec", dict, {})
+        metadata = fields.typed(obj, "", "metadata", dict, {})
+        spec = fields.typed(obj, "", "spec", dict, {})
         cidrs = tuple(self._usable(parse_cidr, spec, "spec", "cidrs", "a CIDR"))
-        self._service_cidrs.append((ServiceCIDR(_name(metadata, _DNS_SUBDOMAIN, "DNS subdomain"), cidrs), self._source))
+        self._service_cidrs.append(
+            (ServiceCIDR(fields.object_name(metadata, fields.DNS_SUBDOMAIN, "DNS subdomain"), cidrs), self._source)
+        )
+
+
+def _hints(hints: Object, key: str) -> frozenset[str]:
+    return frozenset([hint["name"] + "" for hint in hints.get(key) or ()])
+
+
+def _wrong_member(path: str, entry: object) -> tuple[str, str]:
+    """The field of an endpoint that has a wrong type, and a reason."""
+    try:
+        if not isinstance(entry, dict):
+            raise InvalidObject(path, f"must be a mapping, not {fields.shown(entry)}")
+        for index, address in enumerate(fields.typed(entry, path, "addresses", list, [])):
+            if not isinstance(address, str):
+                raise InvalidObject(f"{path}.addresses[{index}]", f"must be a string, not {fields.shown(address)}")
+        fields.typed(entry, path, "nodeName", str, "")
+        conditions = fields.typed(entry, path, "conditions", dict, {})
+        for name in ("ready", "serving", "terminating"):
+            fields.typed(conditions, f"{path}.conditions", name, bool, False)
+        hints = fields.typed(entry, path, "hints", dict, {})
+        for name in ("forZones", "forNodes"):
+            for where, hint in fields.mappings(hints, f"{path}.hints", name):
+                if not isinstance(hint.get("name"), str):
+                    raise InvalidObject(f"{where}.name", f"must be a string, not {fields.shown(hint.get('name'))}")
+    except InvalidObject as wrong:
+        return wrong.field, f"{wrong.reason}; the endpoint is left out"
+    return path, f"cannot be read: {fields.shown(entry)}; the endpoint is left out"
+
+
+def _is_ours(annotation: object) -> bool:
+    return isinstance(annotation, str) and annotation.startswith(ANNOTATION_PREFIX)
+
+
+def _order(given: tuple[Any, str]) -> tuple[str, str]:
+    """An order among different objects of one name that does not depend on how they were given."""
+    obj, source = given
+    return json.dumps(dataclasses.asdict(obj), default=sorted), source
 
 
 def _source_range(text: str) -> str | None:
