@@ -4,7 +4,7 @@
 |---|---|---|
 | nodes | 172.18.0.0/16, node i is 172.18.0.(10+i) | fd00:172:18::/64, node i is ::(0x10+i) |
 | pods of node i | 10.244.i.0/24 | fd00:10:244:i::/64 |
-| outside | 198.51.100.0/24, the client is .10 | 2001:db8:51::/64, the client is ::10 |
+| outside | 198.51.100.0/24, the client is .10 and .200 | 2001:db8:51::/64, the client is ::10 and ::200 |
 
 The controller is .1 or ::1 in the first and the last, and routes between them.
 """
@@ -15,6 +15,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 CONTROLLER = ("172.18.0.1", "fd00:172:18::1")
 OUTSIDE = ("198.51.100.10", "2001:db8:51::10")
+STRANGER = ("198.51.100.200", "2001:db8:51::200")
+"""The client's other addresses, for calls that some source range does not cover."""
 OUTSIDE_GATEWAY = ("198.51.100.1", "2001:db8:51::1")
 MOST_NODES = 200
 

@@ -4,8 +4,8 @@
         web = lab.add_pod("web-1", "n2", serve=[("tcp", 8080)])
         assert lab.node("n1").call("tcp", web.addresses[0], 8080).who == "web-1"
 
-All of it hangs on one process, the lab's process 1. When that ends, because the lab is closed or because its owner died,
-the kernel ends every other process in the lab and frees every namespace. The machine's own network is never touched.
+All of it hangs on one process, the lab's process 1. When that ends, because the lab is closed or because its owner
+died, the kernel ends every other process in the lab and frees every namespace. The machine's network is never touched.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .addresses import (
     MOST_NODES,
     OUTSIDE,
     OUTSIDE_GATEWAY,
+    STRANGER,
     host_prefix,
     node_addresses,
     pod_addresses,
@@ -231,8 +232,9 @@ def controller_script() -> str:
     ]
     client = [
         "link set lo up",
-        f"addr add {OUTSIDE[0]}/24 dev eth0",
-        f"addr add {OUTSIDE[1]}/64 dev eth0 nodad",
+        *(f"addr add {address}/24 dev eth0" for address in (OUTSIDE[0], STRANGER[0])),
+        # The kernel prefers the youngest address of a family in IPv6, the oldest in IPv4.
+        *(f"addr add {address}/64 dev eth0 nodad" for address in (STRANGER[1], OUTSIDE[1])),
         *link_up("eth0", "fe80::2"),
         f"route add default via {OUTSIDE_GATEWAY[0]}",
         f"route add default via {OUTSIDE_GATEWAY[1]}",

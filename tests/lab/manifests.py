@@ -33,9 +33,13 @@ def of_kind(directory: Path, kind: str) -> Iterator[Object]:
 
 
 def realise(lab: Lab, directory: Path) -> None:
-    """Makes every pod that an EndpointSlice names, with addresses and ports, and announces LoadBalancer addresses."""
+    """Makes every pod that an EndpointSlice names, with addresses and ports, and announces LoadBalancer addresses.
+
+    A load balancer sends to the first node, or with externalTrafficPolicy Local to a node that has an endpoint.
+    """
     check_nodes(lab, directory)
     pods: dict[str, tuple[str, list[str], set[tuple[str, int]]]] = {}
+    served_by: dict[tuple[str, str], str] = {}
     for endpoint_slice in of_kind(directory, "EndpointSlice"):
         ports = {(port.get("protocol", "TCP").lower(), port["port"]) for port in endpoint_slice["ports"]}
         for endpoint in endpoint_slice["endpoints"]:
@@ -43,11 +47,20 @@ def realise(lab: Lab, directory: Path) -> None:
             _, addresses, serves = pods.setdefault(name, (endpoint["nodeName"], [], set()))
             addresses += [address for address in endpoint["addresses"] if address not in addresses]
             serves |= ports
+            served_by.setdefault(service_of(endpoint_slice), endpoint["nodeName"])
     for name, (node, addresses, serves) in pods.items():
         lab.add_pod(name, node, addresses=addresses, serve=sorted(serves))
     for service in of_kind(directory, "Service"):
+        local = service["spec"].get("externalTrafficPolicy") == "Local"
+        key = (service["metadata"]["namespace"], service["metadata"]["name"])
+        via = served_by[key] if local else lab.nodes[0].name
         for ingress in service.get("status", {}).get("loadBalancer", {}).get("ingress", []):
-            lab.announce(ingress["ip"], lab.nodes[0].name)
+            lab.announce(ingress["ip"], via)
+
+
+def service_of(endpoint_slice: Object) -> tuple[str, str]:
+    metadata = endpoint_slice["metadata"]
+    return metadata["namespace"], metadata["labels"]["kubernetes.io/service-name"]
 
 
 def check_nodes(lab: Lab, directory: Path) -> None:

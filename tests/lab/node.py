@@ -21,7 +21,7 @@ ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
 @dataclass(frozen=True)
 class Node(Place):
-    """The machine's /tmp is the node's /tmp; all else that it writes stays in the lab, and the rest of / is read-only."""
+    """The machine's /tmp is the node's /tmp, all else that it writes stays in the lab, the rest of / is read-only."""
 
     number: int
     state: Path
