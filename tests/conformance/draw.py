@@ -60,9 +60,10 @@ def cluster(seed: int, mode: str) -> Cluster:
 class Drawer:
     """Draws objects one after the other; a history goes on drawing from the one that made its cluster."""
 
-    def __init__(self, rng: random.Random, mode: str) -> None:
+    def __init__(self, rng: random.Random, mode: str, taken: Sequence[Object] = ()) -> None:
         self.random, self.mode, self.plan = rng, mode, Plan(rng)
-        self.numbers = iter(range(1_000_000))
+        self.numbers = iter(range(500_000 if taken else 0, 1_000_000))
+        self.plan.take(taken)
         self.host_network: set[str] = set()
 
     def chance(self, probability: float) -> bool:
@@ -136,7 +137,7 @@ class Drawer:
 
     def service(self, kind: str | None = None) -> Object:
         number = next(self.numbers)
-        name = f"svc-{number}" if self.chance(0.85) else f"{LONG}{number:02d}"[:63]
+        name = f"svc-{number}" if self.chance(0.85) else f"{LONG[: 62 - len(str(number))]}{number}"
         kind = (
             kind
             or self.random.choices(

@@ -27,6 +27,9 @@ class World:
         netns.delete(self.name)
         netns.add(self.name)
         netns.run(self.name, "sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
+        # There from the start, since a server may want to listen before the first node comes.
+        for address in (f"{WORLD4}/32", f"{WORLD6}/128"):
+            netns.ip("-n", self.name, "addr", "add", address, "dev", "lo")
 
     def remove(self) -> None:
         netns.delete(self.name)

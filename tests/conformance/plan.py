@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
 
 # The links of nodes; .1 is the control plane's.
 NODE_NET4, NODE_NET6 = "192.168.77.", "fd77::"
@@ -37,6 +40,19 @@ class Plan:
     random: random.Random
     _seen: set[object] = field(default_factory=set)
     _pods: dict[tuple[int, str], Iterator[int]] = field(default_factory=dict)
+
+    def take(self, objects: Iterable[Object]) -> None:
+        """Remember what existing objects use, so that it is not handed out again."""
+        for obj in objects:
+            if obj["kind"] == "Service":
+                spec = obj["spec"]
+                self._seen.update(spec.get("clusterIPs", []))
+                self._seen.update(
+                    ("node port", port["nodePort"]) for port in spec.get("ports", []) if "nodePort" in port
+                )
+                self._seen.add(("node port", spec.get("healthCheckNodePort")))
+            elif obj["kind"] == "EndpointSlice":
+                self._seen.update(endpoint["addresses"][0] for endpoint in obj["endpoints"])
 
     def _once(self, draw: object) -> bool:
         if draw in self._seen:
@@ -76,4 +92,4 @@ class Plan:
 
     def pod(self, node: int, family: str) -> str:
         counter = self._pods.setdefault((node, family), iter(range(1, 60000)))
-        return pod_address(node, next(counter), family)
+        return next(a for a in (pod_address(node, number, family) for number in counter) if self._once(a))

@@ -1,0 +1,155 @@
+"""Twins: a real kube-proxy in one namespace, our whole path in the other, the same cluster for both.
+
+After the first sync and after every step of a history both kernels are read and compared. kube-proxy programs in its
+own time, so a difference counts only when it is still there after kube-proxy has synced again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.controlplane import ControlPlane, binaries, netns
+
+from . import kernel
+from .draw import Cluster
+from .history import Change
+from .kubeproxy import KubeProxy, Sentinel
+from .namespaces import WORLD4, WORLD6, Node, World
+
+Object = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+AKP_NODE = ROOT / "plugins/plugin_utils/bundle/akp-node"
+AKP = Path(sys.executable).with_name("akp")
+
+
+class Refused(RuntimeError):
+    """One of our programs failed; its own words are the message."""
+
+
+@dataclass
+class Comparison:
+    """Both kernels at one moment."""
+
+    differences: list[kernel.Difference]
+    lines: int
+    texts: kernel.Texts = field(repr=False)
+
+
+@dataclass
+class Twin:
+    """Two namespaces and what is needed to fill them; good for one cluster after the other."""
+
+    plane: ControlPlane
+    folder: Path
+    prefix: str
+    compat: str | None = None
+
+    def __post_init__(self) -> None:
+        self.sentinel = Sentinel(self.plane)
+        self.binary = binaries(self.plane.minor) / "kube-proxy"
+        self.real = Node(f"{self.prefix}-real", World(self.plane.namespace))
+        self.ours = Node(f"{self.prefix}-ours", World(f"{self.prefix}-ours-w"))
+        self.ours.world.build()
+        self._proxy: KubeProxy | None = None
+
+    def close(self) -> None:
+        self.stop()
+        self.ours.world.remove()
+
+    # One cluster
+
+    def start(self, cluster: Cluster) -> None:
+        """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
+        self.plane.load([*cluster.objects, *self.sentinel.objects()])
+        addresses = internal_addresses(cluster.own_node())
+        for side in (self.real, self.ours):
+            side.build(addresses)
+        server = WORLD4 if any(":" not in address for address in addresses) else WORLD6
+        kubeconfig = self.plane.kubeconfig(self.folder / "kubeconfig", "kube-proxy", server)
+        self._proxy = KubeProxy(self.real.name, self.binary, self.folder, cluster.config, kubeconfig)
+        self._proxy.start()
+        self._proxy.wait(self.sentinel, cluster.mode)
+
+    def stop(self) -> None:
+        if self._proxy is not None:
+            self._proxy.stop()
+            self._proxy = None
+        for side in (self.real, self.ours):
+            side.remove()
+        self.plane.clear()
+
+    def restart_proxy(self, cluster: Cluster) -> None:
+        """A full sync from scratch, which some of kube-proxy's own state needs."""
+        assert self._proxy is not None
+        self._proxy.stop()
+        self._proxy.start()
+        self.catch_up(cluster)
+
+    def catch_up(self, cluster: Cluster) -> None:
+        assert self._proxy is not None
+        self.sentinel.poke()
+        self._proxy.wait(self.sentinel, cluster.mode)
+
+    def change(self, changes: Sequence[Change]) -> None:
+        client = self.plane.client
+        actions = {"create": client.create, "replace": client.replace, "delete": client.delete}
+        for change in changes:
+            actions[change.action](change.object)
+        if any(change.object["kind"] == "Node" for change in changes):
+            # Nodes come on a watch of their own; nothing in the kernel tells that it was heard.
+            time.sleep(0.3)
+
+    # Our side
+
+    def apply(self, cluster: Cluster) -> None:
+        """API server -> files -> bundle -> kernel, with the programs that a user has."""
+        export, out, state = self.folder / "cluster", self.folder / "out", self.folder / "state"
+        self.plane.export(export)
+        config = self.folder / "config.json"
+        config.write_text(json.dumps(cluster.config, indent=1))
+        facts = self.folder / "facts.json"
+        facts.write_text(self._run(netns.command(self.ours.name, ["sh", str(AKP_NODE), "facts"])).splitlines()[-1])
+        self._run([
+            str(AKP), "render", "--cluster", str(export), "--config", str(config), "--node", cluster.node,
+            "--facts", str(facts), "--output", str(out), *(["--compat", self.compat] if self.compat else []),
+        ])  # fmt: skip
+        bundle = out / cluster.node
+        self._run(netns.command(self.ours.name, [
+            "env", f"AKP_STATE={state}/{self.ours.name}", "sh", str(bundle / "akp-node"), "apply", str(bundle),
+        ]))  # fmt: skip
+
+    def _run(self, argv: Sequence[str]) -> str:
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Refused(f"{' '.join(argv)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    # Both
+
+    def compare(self, cluster: Cluster, patience: int = 3) -> Comparison:
+        """Apply our side and compare; kube-proxy gets a few more syncs to catch up with us."""
+        self.apply(cluster)
+        ours = kernel.canonical(kernel.read(self.ours.name), cluster.mode)
+        for attempt in range(patience + 1):
+            texts = kernel.read(self.real.name)
+            real = kernel.without_leftovers(kernel.canonical(texts, cluster.mode))
+            found = kernel.differences(real, ours)
+            if not found or attempt == patience:
+                break
+            time.sleep(0.4 * (attempt + 1))
+            self.catch_up(cluster)
+            self.apply(cluster)  # the sentinel has moved
+            ours = kernel.canonical(kernel.read(self.ours.name), cluster.mode)
+        return Comparison(found, kernel.rules(real), texts)
+
+
+def internal_addresses(node: Object) -> list[str]:
+    return [a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP"]
