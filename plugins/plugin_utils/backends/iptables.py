@@ -18,7 +18,7 @@ from ..proxy.facts import DetectLocal
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
-from .names import iptables_endpoint_chain, iptables_hash
+from .names import hash16
 from .state import Delta, Fragment, FrameObject, Object, State, fragment
 
 # Above this many endpoints kube-proxy leaves the comments of endpoint rules out.
@@ -196,7 +196,7 @@ class _PortRules:
         self._allows_node_ip = allows_node_ip
         self._name = self._port.name_string
         self._family = context.family.value
-        hashed = iptables_hash(self._port)
+        hashed = hash16(self._name + self._port.protocol)
         self._svc = f"KUBE-SVC-{hashed}"
         self._svl = f"KUBE-SVL-{hashed}"
         self._ext = f"KUBE-EXT-{hashed}"
@@ -303,7 +303,8 @@ class _PortRules:
     def _chains(self) -> Iterator[tuple[Object, str]]:
         """The service port's own chains of the nat table."""
         view, selection = self._view, self._view.selection
-        endpoint_chains = {e.text: iptables_endpoint_chain(self._port, e.text) for e in selection.all}
+        prefix = self._name + self._port.protocol
+        endpoint_chains = {e.text: "KUBE-SEP-" + hash16(prefix + e.text) for e in selection.all}
         masquerade = self._internal_masquerade()
         if view.uses_cluster_chain:
             mine = "" if self._port.internal_policy_local else masquerade

@@ -36,10 +36,11 @@ def fragment(
 ) -> Fragment:
     """A Fragment with its digest."""
     open_, own_ = tuple(lines), tuple(own)
-    digest = hashlib.sha256(f"{family} {name}\n".encode())
+    parts = [family, name]
     for obj, text in (*open_, *own_):
-        digest.update("\0".join(obj).encode() + b"\n" + text.encode() + b"\0")
-    return Fragment(name, family, open_, own_, digest.digest())
+        parts += obj
+        parts.append(text)
+    return Fragment(name, family, open_, own_, hashlib.sha256("\0".join(parts).encode()).digest())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Delta:
     base: str
     generation: str
     changed: dict[Object, str]
+    before: dict[Object, str]  # the earlier text of changed objects that were there
     removed: tuple[Object, ...]
     names: tuple[str, ...]  # the service ports concerned
 
@@ -112,14 +114,20 @@ def delta(old: State, new: State) -> Delta:
     gone.extend(before.values())
     was = {obj: text for each in gone for obj, text in each.own}
     changed = {obj: text for each in touched for obj, text in each.own if was.get(obj) != text}
+    earlier = {obj: was[obj] for obj in changed if obj in was}
     kept = {obj for each in touched for obj, _text in each.own}
     if touched or gone or old.frame != new.frame:
         opened = old.open_objects
-        changed.update((obj, text) for obj, text in new.open_objects.items() if opened.get(obj) != text)
+        for obj, text in new.open_objects.items():
+            if opened.get(obj) != text:
+                changed[obj] = text
+                if obj in opened:
+                    earlier[obj] = opened[obj]
     return Delta(
         base=old.generation,
         generation=new.generation,
         changed=changed,
+        before=earlier,
         removed=tuple(obj for obj in was if obj not in kept) + tuple(obj for obj in old.frame if obj not in new.frame),
         names=tuple(sorted({each.name for each in (*touched, *gone)})),
     )

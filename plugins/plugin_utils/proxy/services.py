@@ -45,6 +45,14 @@ class ServicePort:
         return f"{self.name_string} {self.protocol}"
 
     @property
+    def destinations(self) -> Iterator[tuple[str, str, int]]:
+        """Where its traffic goes: address, protocol and port; a node port has no address of its own."""
+        for ip in (self.cluster_ip, *self.external_ips, *self.load_balancer_vips):
+            yield ip, self.protocol, self.port
+        if self.node_port:
+            yield "", self.protocol, self.node_port
+
+    @property
     def uses_cluster(self) -> bool:
         """Whether endpoints anywhere in the cluster are needed."""
         return not self.internal_policy_local or self.externally_accessible

@@ -35,6 +35,7 @@ class PortView:
     port: ServicePort
     endpoints: tuple[Endpoint, ...]  # all of them, whatever their conditions
     selection: Selection
+    contested: bool = False  # another service port claims one of its destinations
 
     @property
     def has_internal(self) -> bool:
@@ -65,8 +66,9 @@ class PortView:
 class _PortViews:
     """The views of one service port from all nodes, each made once."""
 
-    def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...]) -> None:
+    def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...], *, contested: bool) -> None:
         self._port = port
+        self._contested = contested
         self.endpoints = endpoints
         self._views: dict[tuple[str, str], PortView] = {}
         hinted = port.uses_cluster and any(e.node_hints or e.zone_hints for e in endpoints)
@@ -87,7 +89,7 @@ class _PortViews:
                 node_name=key[0],
                 zone=key[1],
             )
-            known = self._views[key] = PortView(self._port, self.endpoints, selection)
+            known = self._views[key] = PortView(self._port, self.endpoints, selection, self._contested)
         return known
 
 
@@ -101,6 +103,7 @@ class FamilyView:
     node_ports: NodePortAddresses
     localhost_node_ports: bool
     ports: tuple[PortView, ...]  # sorted by namespace, name, port name, protocol
+    local_ports: tuple[PortView, ...]  # those with an endpoint on this node
     total_endpoints: int
     service_cidrs: tuple[str, ...]
 
@@ -125,6 +128,7 @@ class ClusterView:
         self._snapshot = snapshot
         self._config = config
         self._views = {family: self._port_views(family) for family in FAMILIES}
+        self._located = {family: _located(views) for family, views in self._views.items()}
 
     def _port_views(self, family: Family) -> list[_PortViews]:
         merged = merge_slices(self._snapshot.slices, family)
@@ -132,9 +136,14 @@ class ClusterView:
             (port for service in self._snapshot.services for port in service_ports(service, family, self._config)),
             key=lambda port: (port.namespace, port.name, port.port_name, port.protocol),
         )
+        contested = _contested(ports)
         return [
-            _PortViews(port, merged.get((port.namespace, port.name, port.port_name, port.protocol), ()))
-            for port in ports
+            _PortViews(
+                port,
+                merged.get((port.namespace, port.name, port.port_name, port.protocol), ()),
+                contested=index in contested,
+            )
+            for index, port in enumerate(ports)
         ]
 
     def node_view(self, facts: NodeFacts) -> NodeView:
@@ -151,20 +160,41 @@ class ClusterView:
     def _family_view(self, facts: NodeFacts, family: Family, ips: dict[Family, str]) -> FamilyView:
         views = self._views[family]
         node_ports = node_port_addresses(family, self._config, ips, facts.interface_addresses)
+        ports = tuple(each.shared if each.shared is not None else each.view(facts.name, facts.zone) for each in views)
         return FamilyView(
             family=family,
             node_ip=ips[family],
             detect_local=detect_local(family, facts, self._config),
             node_ports=node_ports,
             localhost_node_ports=self._config.localhost_node_ports and node_ports.contains_ipv4_loopback,
-            ports=tuple(
-                each.shared if each.shared is not None else each.view(facts.name, facts.zone) for each in views
-            ),
+            ports=ports,
+            local_ports=tuple(ports[index] for index in self._located[family].get(facts.name, ())),
             total_endpoints=sum(len(each.endpoints) for each in views),
             service_cidrs=tuple(
                 sorted({c for each in self._snapshot.service_cidrs for c in each.cidrs if family_of(c) is family})
             ),
         )
+
+
+def _contested(ports: Iterable[ServicePort]) -> set[int]:
+    """The positions of service ports that share a destination with another one."""
+    first: dict[tuple[str, str, int], int] = {}
+    found: set[int] = set()
+    for index, port in enumerate(ports):
+        for destination in port.destinations:
+            claimed = first.setdefault(destination, index)
+            if claimed != index:
+                found |= {claimed, index}
+    return found
+
+
+def _located(views: Iterable[_PortViews]) -> dict[str, list[int]]:
+    """Node name -> the positions of service ports with an endpoint there."""
+    found: dict[str, list[int]] = {}
+    for index, each in enumerate(views):
+        for name in {endpoint.node_name for endpoint in each.endpoints}:
+            found.setdefault(name, []).append(index)
+    return found
 
 
 def usable_families(facts: NodeFacts, primary: Family) -> tuple[Family, ...]:
