@@ -6,9 +6,8 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import yaml
-
 import agentless_kube_proxy
+import yaml
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "plugins" / "plugin_utils"
@@ -17,6 +16,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def test_the_collection_has_the_version_of_the_package() -> None:
     assert yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"] == agentless_kube_proxy.__version__
+
+
+def test_the_node_program_has_the_version_of_the_package() -> None:
+    lines = (ENGINE / "bundle" / "akp-node").read_text().splitlines()
+    assert f"VERSION={agentless_kube_proxy.__version__}" in lines
 
 
 def test_every_part_of_the_engine_is_packaged() -> None:
