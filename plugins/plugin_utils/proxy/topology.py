@@ -21,9 +21,12 @@ class Selection:
 
 
 def select_endpoints(
-    endpoints: Sequence[Endpoint], *, uses_cluster: bool, uses_local: bool, node_name: str, zone: str
+    endpoints: Sequence[Endpoint], *, uses_cluster: bool, uses_local: bool, node_name: str | None, zone: str | None
 ) -> Selection:
-    """kube-proxy's choice for one service port on one node; endpoints come sorted and stay so."""
+    """kube-proxy's choice for one service port on one node; endpoints come sorted and stay so.
+
+    None stands for a node, or a zone, that no endpoint and no hint names. The empty zone can be named by a hint.
+    """
     if not endpoints:
         return Selection()
     cluster: tuple[Endpoint, ...] = ()
@@ -56,7 +59,7 @@ def _serving_terminating(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     return tuple(endpoint for endpoint in endpoints if endpoint.serving and endpoint.terminating)
 
 
-def _topology(ready: Sequence[Endpoint], node_name: str, zone: str) -> Callable[[Endpoint], bool] | None:
+def _topology(ready: Sequence[Endpoint], node_name: str | None, zone: str | None) -> Callable[[Endpoint], bool] | None:
     """The test of the topology mode in force, or None.
 
     Hints count only if every ready endpoint has one, and at least one of them is for this node or its zone.

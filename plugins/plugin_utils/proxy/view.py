@@ -70,16 +70,16 @@ class _PortViews:
         self._port = port
         self._contested = contested
         self.endpoints = endpoints
-        self._views: dict[tuple[str, str], PortView] = {}
+        self._views: dict[tuple[str | None, str | None], PortView] = {}
         hinted = port.uses_cluster and any(e.node_hints or e.zone_hints for e in endpoints)
         nodes = {e.node_name for e in endpoints} if port.uses_local else set()
         self._nodes = nodes.union(*(e.node_hints for e in endpoints)) if hinted else nodes
         self._zones = frozenset().union(*(e.zone_hints for e in endpoints)) if hinted else frozenset()
-        self.shared = None if self._nodes or self._zones else self.view("", "")
+        self.shared = None if self._nodes or self._zones else self.view(None, None)
 
-    def view(self, node_name: str, zone: str) -> PortView:
+    def view(self, node_name: str | None, zone: str | None) -> PortView:
         """The view of a node. Nodes that no endpoint and no hint names all see the same."""
-        key = (node_name if node_name in self._nodes else "", zone if zone in self._zones else "")
+        key = (node_name if node_name in self._nodes else None, zone if zone in self._zones else None)
         known = self._views.get(key)
         if known is None:
             selection = select_endpoints(
