@@ -124,6 +124,7 @@ class NodePortAddresses:
     """Which of the node's addresses accept node ports, in one family."""
 
     match_all: bool
+    cidrs: tuple[str, ...]  # what selects them
     ips: tuple[str, ...]  # the selected addresses, unless match_all
     contains_ipv4_loopback: bool
     contains_explicit_loopback: bool
@@ -149,6 +150,7 @@ def node_port_addresses(
     seen = own[: own.index(family.zero_cidr) + 1] if match_all else own
     return NodePortAddresses(
         match_all=match_all,
+        cidrs=tuple(own),
         ips=()
         if match_all
         else tuple(sorted({ip for ip in interface_addresses if family_of(ip) is family and any_contains(own, ip)})),
