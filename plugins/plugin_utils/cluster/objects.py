@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ LABEL_SERVICE_NAME = "kubernetes.io/service-name"
 LABEL_ZONE = "topology.kubernetes.io/zone"
 
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+_CPUS = re.compile(r"[0-9]{1,6}")
 _NO_HINTS: frozenset[str] = frozenset()
 # The API's three-valued booleans; whatever else stands there is found by not being a key.
 _UNLESS_FALSE = {None: True, True: True, False: False}
@@ -306,7 +308,7 @@ class Reader:
             addresses=tuple(self._node_addresses(status)),
             zone=str(labels.get(LABEL_ZONE) or ""),
             pod_cidrs=tuple(self._usable(parse_cidr, spec, "spec", "podCIDRs", "a CIDR")),
-            cpus=int(capacity) if capacity.isascii() and capacity.isdigit() else None,
+            cpus=int(capacity) if _CPUS.fullmatch(capacity) else None,
             labels=tuple(sorted((str(key), str(value)) for key, value in labels.items())),
             ready=any(entry.get("type") == "Ready" and entry.get("status") == "True" for _path, entry in conditions),
         )

@@ -223,7 +223,7 @@ def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
         mode=mode,
         hostname_override=fields.get("hostnameOverride", "").strip().lower(),
         bind_address=parse_ip(fields.get("bindAddress") or "0.0.0.0") or "",
-        cluster_cidrs=tuple(cidr.strip() for cidr in fields.get("clusterCIDR", "").split(",") if cidr.strip()),
+        cluster_cidrs=tuple(fields["clusterCIDR"].split(",")) if fields.get("clusterCIDR") else (),
         detect_local_mode=fields.get("detectLocalMode") or "ClusterCIDR",
         bridge_interface=fields.get("detectLocal.bridgeInterface", ""),
         interface_name_prefix=fields.get("detectLocal.interfaceNamePrefix", ""),
@@ -233,7 +233,7 @@ def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
         masquerade_all=fields.get(f"{section}.masqueradeAll", False),
         localhost_node_ports=fields.get("iptables.localhostNodePorts", True),
         sync_period=fields.get(f"{periods}.syncPeriod") or 30,
-        min_sync_period=fields.get(f"{periods}.minSyncPeriod", 0 if periods == "ipvs" else 1),
+        min_sync_period=fields.get(f"{periods}.minSyncPeriod") or (0 if periods == "ipvs" else 1),
         conntrack=Conntrack(
             max_per_core=fields.get("conntrack.maxPerCore", defaults.max_per_core),
             min=fields.get("conntrack.min", defaults.min),
@@ -295,7 +295,7 @@ def _invalid_periods(fields: dict[str, Any], mode: str) -> Iterator[str]:
         yield "configSyncPeriod: must be greater than 0"
     for section in {"iptables", mode} & set(MODES):
         period = fields.get(f"{section}.syncPeriod") or 30
-        minimum = fields.get(f"{section}.minSyncPeriod", 0)
+        minimum = fields.get(f"{section}.minSyncPeriod") or (0 if section == "ipvs" else 1)
         if period < 0:
             yield f"{section}.syncPeriod: must be greater than 0"
         if minimum < 0:
@@ -331,13 +331,14 @@ def _invalid_detect_local(config: ProxyConfig) -> Iterator[str]:
             yield "clusterCIDR: must be one CIDR, or two of different families, separated by a comma"
         elif len(known) == 2 and family_of(known[0]) is family_of(known[1]):
             yield "clusterCIDR: two CIDRs must be of different families"
-    for mode, field, name in (
-        ("BridgeInterface", "detectLocal.bridgeInterface", config.bridge_interface),
-        ("InterfaceNamePrefix", "detectLocal.interfaceNamePrefix", config.interface_name_prefix),
-    ):
-        if config.detect_local_mode != mode:
-            continue
-        if not name:
-            yield f"{field}: must be set with detectLocalMode {mode}"
-        elif not _INTERFACE.fullmatch(name):
-            yield f"{field}: {name!r} is no interface name"
+    bridge, prefix = config.bridge_interface, config.interface_name_prefix
+    if config.detect_local_mode == "BridgeInterface":
+        if not bridge:
+            yield "detectLocal.bridgeInterface: must be set with detectLocalMode BridgeInterface"
+        elif not _INTERFACE.fullmatch(bridge):
+            yield f"detectLocal.bridgeInterface: {bridge!r} is no interface name"
+    if config.detect_local_mode == "InterfaceNamePrefix":
+        if not prefix:
+            yield "detectLocal.interfaceNamePrefix: must be set with detectLocalMode InterfaceNamePrefix"
+        elif not _INTERFACE.fullmatch(prefix + "x"):  # rules write one more character, a +
+            yield f"detectLocal.interfaceNamePrefix: {prefix!r} is no prefix of an interface name"

@@ -1,0 +1,291 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The API server: complete, consistent lists of what rules depend on, or an error that says why there is none.
+
+The kubernetes package finds and refreshes credentials and makes the connection; the data is read as plain JSON, page
+by page, because turning it into that package's classes would take longer than everything else together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import json
+import random
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from .. import __version__
+from .access import Access, Transport, TransportError, open_transport
+from .record import Listing, Record, prune
+
+# Pages keep the server's memory and ours flat; larger ones were no faster.
+PAGE_SIZE = 500
+ATTEMPTS = 5
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 30.0
+Query: TypeAlias = list[tuple[str, str]]
+_RETRIED = (408, 429, 500, 502, 503, 504)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resource:
+    """One of the four resources, and kube-proxy's selectors for it."""
+
+    name: str
+    kind: str
+    group: str  # the API group; the core group is empty
+    version: str
+    selectors: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def api_version(self) -> str:
+        """As objects spell it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def path(self) -> str:
+        """Of the objects of all namespaces."""
+        return f"/apis/{self.api_version}/{self.name}" if self.group else f"/api/{self.version}/{self.name}"
+
+
+SERVICES = Resource(
+    "services",
+    "Service",
+    "",
+    "v1",
+    (
+        ("labelSelector", "!service.kubernetes.io/service-proxy-name"),
+        ("fieldSelector", "spec.clusterIP!=None"),
+    ),
+)
+ENDPOINT_SLICES = Resource(
+    "endpointslices",
+    "EndpointSlice",
+    "discovery.k8s.io",
+    "v1",
+    (("labelSelector", "!service.kubernetes.io/headless"),),
+)
+NODES = Resource("nodes", "Node", "", "v1")
+SERVICE_CIDRS = Resource("servicecidrs", "ServiceCIDR", "networking.k8s.io", "v1")
+RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS)
+
+
+class ApiError(Exception):
+    """The API server gave no usable answer; the message says what to do about it."""
+
+
+class Unreachable(ApiError):
+    """No connection, or none that lasted."""
+
+
+class Unauthorized(ApiError):
+    """The credentials are missing, wrong or expired."""
+
+
+class Forbidden(ApiError):
+    """The credentials are good, but RBAC does not grant a verb on a resource."""
+
+
+class Expired(ApiError):
+    """The server no longer has the state that a list or a watch would go on from."""
+
+
+class NotServed(ApiError):
+    """The server does not know this resource."""
+
+
+class Api:
+    """A connection to an API server."""
+
+    def __init__(self, transport: Transport, *, timeout: float = 60.0, sleep: Callable[[float], None] = time.sleep):
+        self._transport = transport
+        self._timeout = timeout
+        self._sleep = sleep
+        self.url = transport.url
+        self.requests = 0
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transport.close()
+
+    def record(self, progress: Callable[[str], None] = lambda _name: None) -> Record:
+        """All four lists, complete, and of one moment wherever the server can still tell."""
+        lists: list[Listing] = []
+        at = ""
+        for resource in RESOURCES:
+            progress(resource.name)
+            lists.append(self._list_served(resource, at))
+            at = at or lists[0].resource_version
+        return Record(tuple(lists), self.url)
+
+    def _list_served(self, resource: Resource, at: str) -> Listing:
+        try:
+            return self.list(resource, at)
+        except NotServed:
+            if resource is not SERVICE_CIDRS:
+                raise
+        # ServiceCIDRs are younger than the rest: v1 since 1.33, v1beta1 since 1.31. Without them nobody misses them.
+        try:
+            return self.list(dataclasses.replace(resource, version="v1beta1"), at)
+        except NotServed:
+            return Listing(resource.kind, resource.api_version, "", ())
+
+    def list(self, resource: Resource, at: str = "") -> Listing:
+        """One complete list, at a resourceVersion if it is given and the server still has it, else the latest."""
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return self._list_once(resource, at)
+            except Expired:
+                # Either the state we asked for is gone or the pages took longer than the server remembers.
+                self._backoff(attempt)
+                at = ""
+        return self._list_once(resource, at)
+
+    def _list_once(self, resource: Resource, at: str) -> Listing:
+        items: list[tuple[tuple[str, str], str]] = []
+        query = [*resource.selectors, ("limit", str(PAGE_SIZE))]
+        first = [("resourceVersion", at), ("resourceVersionMatch", "Exact")] if at else []
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+        with ThreadPoolExecutor(1) as fetcher:
+            pending: Future[dict[str, Any]] = fetcher.submit(self._page, resource, [*query, *first])
+            while True:
+                page = pending.result()
+                metadata = page["metadata"]
+                following = metadata.get("continue") or ""
+                if following:
+                    # The server works on the next page while this one is read.
+                    pending = fetcher.submit(self._page, resource, [*query, ("continue", following)])
+                for item in page["items"]:
+                    named = item["metadata"]
+                    key = (named.get("namespace") or "", named["name"])
+                    items.append((key, encode(prune(resource.kind, item))))
+                if not following:
+                    break
+        items.sort()
+        version = str(metadata.get("resourceVersion") or "")
+        return Listing(resource.kind, resource.api_version, version, tuple(text for _key, text in items))
+
+    def _page(self, resource: Resource, query: Query) -> dict[str, Any]:
+        """One page, whole; everything that later steps rely on is checked here."""
+        what = f"list of {resource.name}"
+        for attempt in range(1, ATTEMPTS + 1):
+            data = self._get(resource, "list", query)
+            try:
+                page = json.loads(data)
+                if page["kind"] != f"{resource.kind}List":
+                    raise Unreachable(f"{self.url}: answered the {what} with a {page['kind']}")
+                if not isinstance(page["metadata"], dict):
+                    raise TypeError("metadata is no mapping")
+                page["items"] = page.get("items") or []
+                if any(not item["metadata"]["name"] for item in page["items"]):
+                    raise TypeError("an item has no name")
+                return dict(page)
+            except (KeyError, TypeError, ValueError) as error:
+                if attempt == ATTEMPTS:
+                    raise Unreachable(f"{self.url}: the {what} is no list of objects: {error}") from error
+                self._backoff(attempt)
+        raise AssertionError("unreachable")
+
+    def _get(self, resource: Resource, verb: str, query: Query) -> bytes:
+        """The body of a good answer; what may heal by itself is tried again."""
+        url = f"{resource.path}?{urllib.parse.urlencode(query)}"
+        for attempt in range(1, ATTEMPTS + 1):
+            self.requests += 1
+            try:
+                status, headers, data = self._transport.get(url, self._timeout)
+            except TransportError as broken:
+                if attempt == ATTEMPTS or not broken.may_heal:
+                    raise Unreachable(f"{self.url}: {broken}") from broken
+                self._backoff(attempt)
+                continue
+            if status == 200:
+                return data
+            error = refusal(self.url, resource, verb, status, data)
+            if status not in _RETRIED or isinstance(error, Expired) or attempt == ATTEMPTS:
+                raise error
+            self._backoff(attempt, headers.get("Retry-After"))
+        raise AssertionError("unreachable")
+
+    def _backoff(self, attempt: int, retry_after: str | None = None) -> None:
+        asked = _seconds(retry_after)
+        delay = FIRST_DELAY * 2 ** (attempt - 1) * random.uniform(0.8, 1.2) if asked is None else asked
+        self._sleep(min(delay, LONGEST_DELAY))
+
+    def watch(self, resource: Resource, resource_version: str, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(type, object) of every event after a resourceVersion, bookmarks included, until the time is over."""
+        query = [
+            *resource.selectors,
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", resource_version),
+            ("timeoutSeconds", str(max(1, round(seconds)))),
+        ]
+        url = f"{resource.path}?{urllib.parse.urlencode(query)}"
+        try:
+            with self._transport.stream(url, seconds + self._timeout) as (status, lines):
+                if status != 200:
+                    raise refusal(self.url, resource, "watch", status, b"".join(lines))
+                for line in lines:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        code = int(event["object"].get("code") or 500)
+                        raise refusal(self.url, resource, "watch", code, json.dumps(event["object"]).encode())
+                    yield event["type"], event["object"]
+        except (TransportError, ValueError, KeyError) as error:
+            raise Unreachable(f"{self.url}: the watch of {resource.name} broke: {error}") from error
+
+
+def connect(access: Access, *, timeout: float = 60.0) -> Api:
+    """A connection with the credentials that the user has."""
+    return Api(open_transport(access, f"agentless-kube-proxy/{__version__}"), timeout=timeout)
+
+
+def refusal(url: str, resource: Resource, verb: str, status: int, data: bytes) -> ApiError:
+    """The typed error of an answer that is not 200."""
+    said = _message(data)
+    if status == 401:
+        return Unauthorized(f"{url}: the API server does not accept the credentials (401): {said}")
+    if status == 403:
+        group = f' of API group "{resource.group}"' if resource.group else ""
+        return Forbidden(
+            f'{url}: RBAC does not grant the verb "{verb}" on the resource "{resource.name}"{group} (403): {said}'
+        )
+    if status == 404:
+        return NotServed(f"{url}: the API server does not serve {resource.path} (404): {said}")
+    if status == 410:
+        return Expired(f"{url}: {resource.name}: {said}")
+    if status == 504 and "Too large resource version" in said:
+        # The resource lives in another etcd, whose revisions are not comparable.
+        return Expired(f"{url}: {resource.name}: {said}")
+    return Unreachable(f"{url}: {verb} {resource.name}: the API server answers {status}: {said}")
+
+
+def _message(data: bytes) -> str:
+    try:
+        parsed = json.loads(data)
+        text = str(parsed["message"]) if isinstance(parsed, Mapping) and parsed.get("message") else str(parsed)
+    except ValueError:
+        text = data.decode(errors="replace")
+    text = " ".join(text.split())
+    return text[:500] or "no message"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After: seconds or a date."""
+    if not retry_after:
+        return None
+    if retry_after.strip().isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None

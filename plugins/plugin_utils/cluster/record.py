@@ -1,0 +1,262 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""A cluster on disk: the fields that rules depend on, one object a line, in a file that kubectl would understand.
+
+A record is a List of Lists, as `kubectl get -o json` prints them, so everything that reads cluster files reads it.
+The same cluster gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .files import UnreadableFile
+from .objects import ANNOTATION_PREFIX, LABEL_HEADLESS, LABEL_PROXY_NAME, LABEL_SERVICE_NAME, LABEL_ZONE, Reader
+from .snapshot import Snapshot
+
+DIGEST = f"{ANNOTATION_PREFIX}digest"
+SOURCE = f"{ANNOTATION_PREFIX}source"
+
+# The kinds in the order of the record, and the versions that are read; the first is the one they are recorded as.
+KINDS = {
+    "Service": ("v1",),
+    "EndpointSlice": ("discovery.k8s.io/v1",),
+    "Node": ("v1",),
+    "ServiceCIDR": ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"),
+}
+
+
+def _ours(annotations: Any) -> Any:
+    if not isinstance(annotations, dict):
+        return annotations
+    return {key: value for key, value in annotations.items() if str(key).startswith(ANNOTATION_PREFIX)}
+
+
+def _readiness(conditions: Any) -> Any:
+    if not isinstance(conditions, list):
+        return conditions
+    return [
+        {"type": "Ready", "status": entry.get("status")}
+        for entry in conditions
+        if isinstance(entry, dict) and entry.get("type") == "Ready"
+    ]
+
+
+# What is kept: True means all, a mapping these members, a function what it returns. Lists go entry by entry.
+_WHOLE: Any = True
+_NAME = {"name": _WHOLE, "namespace": _WHOLE}
+_KEPT: dict[str, Any] = {
+    "Service": {
+        "metadata": {**_NAME, "labels": {LABEL_PROXY_NAME: _WHOLE}, "annotations": _ours},
+        "spec": dict.fromkeys(
+            (
+                "type",
+                "clusterIP",
+                "clusterIPs",
+                "ipFamilies",
+                "externalIPs",
+                "loadBalancerSourceRanges",
+                "sessionAffinity",
+                "sessionAffinityConfig",
+                "externalTrafficPolicy",
+                "internalTrafficPolicy",
+                "healthCheckNodePort",
+            ),
+            _WHOLE,
+        )
+        | {"ports": dict.fromkeys(("name", "protocol", "port", "nodePort"), _WHOLE)},
+        "status": {"loadBalancer": {"ingress": {"ip": _WHOLE, "ipMode": _WHOLE}}},
+    },
+    "EndpointSlice": {
+        "metadata": {**_NAME, "labels": {LABEL_SERVICE_NAME: _WHOLE, LABEL_HEADLESS: _WHOLE}},
+        "addressType": _WHOLE,
+        "ports": dict.fromkeys(("name", "protocol", "port"), _WHOLE),
+        "endpoints": dict.fromkeys(("addresses", "conditions", "nodeName", "hints"), _WHOLE),
+    },
+    "Node": {
+        "metadata": {**_NAME, "labels": _WHOLE},
+        "spec": {"podCIDRs": _WHOLE},
+        "status": {"addresses": _WHOLE, "capacity": {"cpu": _WHOLE}, "conditions": _readiness},
+    },
+    "ServiceCIDR": {"metadata": _NAME, "spec": {"cidrs": _WHOLE}},
+}
+# Of a Node, what a rule can depend on: labels and readiness are for inventories.
+_NODE_RULES = {
+    "metadata": {**_NAME, "labels": {LABEL_ZONE: _WHOLE}},
+    "spec": {"podCIDRs": _WHOLE},
+    "status": {"addresses": _WHOLE, "capacity": {"cpu": _WHOLE}},
+}
+
+
+def prune(kind: str, obj: Any) -> Any:
+    """An object with nothing in it that neither rules nor inventories depend on."""
+    return _pruned(obj, _KEPT[kind])
+
+
+def _pruned(value: Any, kept: Any) -> Any:
+    if kept is True:
+        return value
+    if isinstance(kept, dict):
+        if isinstance(value, dict):
+            return {key: _pruned(value[key], kept[key]) for key in kept if key in value}
+        if isinstance(value, list):
+            return [_pruned(entry, kept) for entry in value]
+        return value  # of a wrong type: whoever reads the record will say so
+    return kept(value)
+
+
+_encode: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listing:
+    """All objects of one kind, each a line of JSON, sorted by namespace and name."""
+
+    kind: str
+    api_version: str
+    resource_version: str  # empty if they came from files
+    items: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """The four lists, and where they came from."""
+
+    lists: tuple[Listing, ...]
+    source: str
+
+    @property
+    def digest(self) -> str:
+        """Names what rules depend on: neither resourceVersions nor the readiness of a Node."""
+        digest = hashlib.sha256()
+        for each in self.lists:
+            digest.update(f"{each.kind}\n".encode())
+            items: Iterable[str] = each.items
+            if each.kind == "Node":
+                items = (_encode(_pruned(json.loads(item), _NODE_RULES)) for item in items)
+            digest.update("\n".join(items).encode())
+        return digest.hexdigest()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many objects of each kind there are."""
+        return {each.kind: len(each.items) for each in self.lists}
+
+    @property
+    def resource_versions(self) -> dict[str, str]:
+        """Of each list, for a watch that goes on from here."""
+        return {each.kind: each.resource_version for each in self.lists}
+
+    def chunks(self) -> Iterator[str]:
+        """The text of the record."""
+        notes = {DIGEST: self.digest, SOURCE: self.source}
+        yield f'{{"apiVersion":"v1","kind":"List","metadata":{{"annotations":{_encode(notes)}}},"items":[\n'
+        for index, each in enumerate(self.lists):
+            head = {"resourceVersion": each.resource_version}
+            yield f'{{"apiVersion":"{each.api_version}","kind":"{each.kind}List","metadata":{_encode(head)},"items":[\n'
+            yield ",\n".join(each.items)
+            yield "\n]},\n" if index < len(self.lists) - 1 else "\n]}\n"
+        yield "]}\n"
+
+    def write(self, path: Path) -> None:
+        """Replace a file in one step. Only its owner may read it: it tells what a cluster is made of."""
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.writelines(self.chunks())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def record_of(documents: Iterable[Any], source: str) -> Record:
+    """A record of parsed files: objects and Lists of them, as `Reader.add` takes them."""
+    found: dict[str, dict[tuple[str, str], str]] = {kind: {} for kind in KINDS}
+    for kind, version, obj in _objects(documents, None, None):
+        if kind not in KINDS or version not in (*KINDS[kind], None):
+            continue
+        metadata = obj.get("metadata")
+        named = metadata if isinstance(metadata, dict) else {}
+        key = (str(named.get("namespace") or ""), str(named.get("name") or ""))
+        text = _encode(prune(kind, obj))
+        # Whatever the order of the files, the same one of two objects of a name is kept.
+        found[kind][key] = min(text, found[kind].get(key, text))
+    return Record(
+        tuple(
+            Listing(kind, KINDS[kind][0], "", tuple(text for _key, text in sorted(items.items())))
+            for kind, items in found.items()
+        ),
+        source,
+    )
+
+
+def _objects(documents: Iterable[Any], kind: str | None, version: str | None) -> Iterator[tuple[str, str | None, Any]]:
+    for document in documents:
+        if not isinstance(document, dict):
+            continue  # Reader.add tells of it
+        own_kind, own_version = document.get("kind") or kind, document.get("apiVersion") or version
+        if not isinstance(own_kind, str):
+            continue
+        if own_kind.endswith("List") and isinstance(document.get("items"), list):
+            yield from _objects(document["items"], own_kind.removesuffix("List") or None, own_version)
+        else:
+            yield own_kind, own_version, document
+
+
+def read_record(path: Path) -> Record:
+    """A record that was written earlier; UnreadableFile if it is none or was changed."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        notes = _head(lines[0])["metadata"]["annotations"]
+        record = Record(tuple(_listings(lines[1:])), notes[SOURCE])
+        digest = notes[DIGEST]
+    except OSError as error:
+        raise UnreadableFile(f"{path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableFile(f"{path}: is not a snapshot, or not as it was written: {error}") from error
+    if record.digest != digest:
+        raise UnreadableFile(f"{path}: its digest does not match: the file was changed")
+    return record
+
+
+def _listings(lines: Iterable[str]) -> Iterator[Listing]:
+    """Lists, an object a line: what `chunks` wrote, without parsing the objects."""
+    head: dict[str, Any] | None = None
+    items: list[str] = []
+    for line in lines:
+        if head is None:
+            if line.startswith("{"):
+                head, items = _head(line), []
+        elif line in ("]}", "]},"):
+            yield Listing(
+                head["kind"].removesuffix("List"), head["apiVersion"], head["metadata"]["resourceVersion"], tuple(items)
+            )
+            head = None
+        elif line:
+            items.append(line.removesuffix(","))
+    if head is not None:
+        raise ValueError("its end is missing")
+
+
+def _head(line: str) -> dict[str, Any]:
+    if not line.endswith('"items":['):
+        raise ValueError("not one object a line")
+    head: dict[str, Any] = json.loads(line + "]}")
+    return head
+
+
+def snapshot_of(record: Record) -> Snapshot:
+    """The validated facts of a record."""
+    reader = Reader()
+    for each in record.lists:
+        for item in each.items:
+            reader.add_object(json.loads(item), each.kind, each.api_version)
+    return reader.snapshot()
