@@ -1,0 +1,1 @@
+"""The node program on real kernels, in throw-away network namespaces."""
