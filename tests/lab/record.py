@@ -45,6 +45,7 @@ class Record:
     nodes: int
     owner: Process | None
     agent: Process | None = None
+    uml: int = 0
 
     @property
     def wanted(self) -> bool:
