@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..proxy.config import ProxyConfig
 from ..proxy.view import NodeView
-from . import iptables
+from . import iptables, nftables, nftables_file
 from .state import Delta, State
 
 # The kube-proxy minor whose rules are written unless another one is asked for.
@@ -38,7 +38,10 @@ class _Backend:
     delta_files: Callable[[Delta, State], Iterator[tuple[str, str]]]
 
 
-_MODES = {"iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files)}
+_MODES = {
+    "iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files),
+    "nftables": _Backend(nftables.Renderer, nftables_file.files, nftables_file.delta_files),
+}
 
 
 def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
