@@ -45,7 +45,6 @@ class Record:
     nodes: int
     owner: Process | None
     agent: Process | None = None
-    uml: int = 0
 
     @property
     def wanted(self) -> bool:
