@@ -45,6 +45,7 @@ class Record:
     nodes: int
     owner: Process | None
     agent: Process | None = None
+    uml: int = 0
 
     @property
     def wanted(self) -> bool:
@@ -64,7 +65,8 @@ def read(prefix: str) -> Record | None:
         return None
     for role in ("owner", "agent"):
         fields[role] = fields[role] and Process(**fields[role])
-    return Record(**fields)
+    # The lab may be the work of another version of this code, which records more.
+    return Record(**{name: value for name, value in fields.items() if name in Record.__dataclass_fields__})
 
 
 def start_time(pid: int) -> int:
