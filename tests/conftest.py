@@ -26,8 +26,8 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
     """Makes labs that are removed after the test: make_lab(nodes=2, iptables="legacy")."""
     labs: list[Lab] = []
 
-    def make(nodes: int = 3, *, iptables: str = "") -> Lab:
-        labs.append(Lab(unused_prefix(), nodes, iptables=iptables))
+    def make(nodes: int = 3, *, uml: int = 0, iptables: str = "") -> Lab:
+        labs.append(Lab(unused_prefix(), nodes, uml=uml, iptables=iptables))
         return labs[-1]
 
     yield make
@@ -39,3 +39,10 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
 def lab(make_lab: Callable[..., Lab]) -> Lab:
     """A fresh lab of three nodes."""
     return make_lab()
+
+
+@pytest.fixture(scope="session")
+def uml_lab() -> Iterator[Lab]:
+    """A lab for all tests of a run: n1 and n2 are usual nodes, n3 has a kernel of its own, which is slow to boot."""
+    with Lab(unused_prefix(), 2, uml=1) as lab:
+        yield lab

@@ -17,6 +17,7 @@ def main() -> int:
     up = commands.add_parser("up", help="make a lab that stays")
     up.add_argument("prefix", nargs="?", default="lab")
     up.add_argument("--nodes", type=int, default=3)
+    up.add_argument("--uml", type=int, default=0, help="so many more nodes with kernels of their own")
     up.add_argument("--iptables", choices=["nft", "legacy"], default="")
     down = commands.add_parser("down", help="remove a lab and all that runs in it")
     down.add_argument("prefix", nargs="?", default="lab")
@@ -34,7 +35,7 @@ def main() -> int:
 
 
 def lab_up(arguments: argparse.Namespace) -> int:
-    lab = Lab(arguments.prefix, arguments.nodes, iptables=arguments.iptables, stay=True)
+    lab = Lab(arguments.prefix, arguments.nodes, uml=arguments.uml, iptables=arguments.iptables, stay=True)
     print(f"{lab.prefix}: {', '.join(f'{node.name} {node.addresses[0]}' for node in lab.nodes)}")
     print(f"inventory: {lab.inventory(lab.state / 'hosts.yml')}")
     return 0

@@ -37,6 +37,7 @@ from .node import Node, run
 from .place import Place, ask
 from .pod import Pod, batch, link_up
 from .record import LabError, Process, Record
+from .uml import BOOT_WITHIN, UmlNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,18 +50,18 @@ START_WITHIN = 30.0
 class Lab:
     """Nodes are named n1, n2, …; prefix names the lab among all labs of the machine.
 
-    iptables chooses the variant, "nft" or "legacy", on all nodes. A lab that is to stay outlives the process that makes
-    it.
+    After the usual nodes come as many with kernels of their own as uml says. iptables chooses the variant, "nft" or
+    "legacy", on all nodes. A lab that is to stay outlives the process that makes it.
     """
 
-    def __init__(self, prefix: str, nodes: int = 3, *, iptables: str = "", stay: bool = False) -> None:
+    def __init__(self, prefix: str, nodes: int = 3, *, uml: int = 0, iptables: str = "", stay: bool = False) -> None:
         if os.geteuid() != 0:
             raise LabError("the lab makes network namespaces and needs root")
-        if not 0 <= nodes <= MOST_NODES:
-            raise LabError(f"{nodes} nodes asked for, the address plan has room for {MOST_NODES}")
+        if not 0 <= nodes + uml <= MOST_NODES:
+            raise LabError(f"{nodes + uml} nodes asked for, the address plan has room for {MOST_NODES}")
         self.prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
-        self._record = Record(prefix, nodes, Process.of(os.getpid()))
+        self._record = Record(prefix, nodes, Process.of(os.getpid()), uml=uml)
         self.state = record.claim(self._record)
         self._places()
         atexit.register(self.close)
@@ -89,7 +90,12 @@ class Lab:
     def _places(self) -> None:
         agent = self.state / "agent.sock"
         numbers = range(1, self._record.nodes + 1)
-        self.nodes = tuple(Node(f"n{i}", f"n{i}", node_addresses(i), agent, i, self.state) for i in numbers)
+        self.nodes: tuple[Node, ...] = tuple(
+            Node(f"n{i}", f"n{i}", node_addresses(i), agent, i, self.state) for i in numbers
+        )
+        for i in range(self._record.nodes + 1, self._record.nodes + self._record.uml + 1):
+            own = self.state / f"n{i}.sock"
+            self.nodes += (UmlNode(f"n{i}", "", node_addresses(i), own, i, self.state),)
         self.pods: dict[str, Pod] = {}
         self.controller = Place("controller", "", CONTROLLER, agent)
         self.outside = Place("outside", "outside", OUTSIDE, agent)
@@ -133,11 +139,15 @@ class Lab:
         """What the node had in memory is gone, its disk stays, its pods come back."""
         node = self.node(name)
         pods = [pod for pod in self.pods.values() if pod.node == node]
+        if isinstance(node, UmlNode):
+            node.power_off()
+            self._boot(node)
+            return
         gone = Process.of(node.pid)
-        links = "".join(f"ip -n {pod.netns} link del eth0\n" for pod in pods)
         os.kill(gone.pid, 9)
         while gone.alive:
             time.sleep(0.002)
+        links = "".join(f"ip -n {pod.netns} link del eth0\n" for pod in pods)
         self.sh(f"{links}ip link del {node.name}\nip netns del {node.netns}\n")
         self._start_nodes([node])
         self.sh("".join(pod.link_script() for pod in pods))
@@ -193,9 +203,19 @@ class Lab:
 
     def _start_nodes(self, nodes: Sequence[Node]) -> None:
         self._make_keys(nodes)
-        self.sh("".join(node_script(node, self.nodes, self.state) for node in nodes))
-        for node in nodes:
+        kernels = [node for node in nodes if isinstance(node, UmlNode)]
+        spaces = [node for node in nodes if node not in kernels]
+        self.sh("".join(node.links_script() for node in kernels))
+        self._boot(*kernels)
+        self.sh("".join(node_script(node, self.nodes, self.state) for node in spaces))
+        for node in spaces:
             ask(self.controller.agent, do="wait", address=node.addresses[0], port=22, timeout=START_WITHIN)
+
+    def _boot(self, *nodes: UmlNode) -> None:
+        self.sh("".join(node.boot_script(node_links(node, self.nodes)) for node in nodes))
+        for node in nodes:
+            ask(self.controller.agent, do="wait", address=node.addresses[0], port=22, timeout=BOOT_WITHIN)
+            node.connect()
 
     def _make_keys(self, nodes: Sequence[Node]) -> None:
         """Key pairs for the controller's user and each node's sshd, and the known_hosts that follows from them."""
@@ -262,6 +282,14 @@ def node_script(node: Node, nodes: Sequence[Node], state: Path) -> str:
         f"link set {node.name} master br0 up",
     ]
     controller += [f"route replace {cidr} via {via}" for cidr, via in zip(node.pod_cidrs, node.addresses, strict=True)]
+    init = f"{HERE}/node-init {node.name} {state} /run/nodes/{node.name} >{state}/{node.name}.log 2>&1"
+    namespaces = f"nsenter --net=/run/netns/{node.netns} unshare --mount --uts --pid --fork --kill-child"
+    links = "\n".join(node_links(node, nodes))
+    return batch("", controller) + f"setsid {namespaces} {init} <<'END' &\n{links}\nEND\n"
+
+
+def node_links(node: Node, nodes: Sequence[Node]) -> list[str]:
+    """ip commands for the node itself."""
     inside = [
         "link set lo up",
         f"addr add {node.addresses[0]}/16 dev eth0",
@@ -275,6 +303,4 @@ def node_script(node: Node, nodes: Sequence[Node], state: Path) -> str:
                 f"route add {cidr} via {via}"
                 for cidr, via in zip(pod_cidrs(other.number), other.addresses, strict=True)
             ]
-    init = f"{HERE}/node-init {node.name} {state} /run/nodes/{node.name} >{state}/{node.name}.log 2>&1"
-    namespaces = f"nsenter --net=/run/netns/{node.netns} unshare --mount --uts --pid --fork --kill-child"
-    return batch("", controller) + f"setsid {namespaces} {init} <<'END' &\n" + "\n".join(inside) + "\nEND\n"
+    return inside

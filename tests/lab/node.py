@@ -36,6 +36,11 @@ class Node(Place):
         return pod_cidrs(self.number)
 
     @property
+    def bridge(self) -> str:
+        """The lab's bridge that the node's pods hang on, unless each is linked to the node itself."""
+        return ""
+
+    @property
     def pod_gateways(self) -> tuple[str, str]:
         """The node's own addresses towards its pods: what a local pod sees when the node itself calls."""
         return pod_gateways(self.number)

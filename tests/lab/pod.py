@@ -47,6 +47,12 @@ class Pod(Place):
         node, interface = self.node, self.interface
         inside = ["link set lo up", *link_up("eth0", "fe80::2")]
         outside = [f"link add {interface} type veth peer name eth0 netns {self.netns}", *link_up(interface, "fe80::1")]
+        if node.bridge:
+            end = f"{node.name}-{interface}"
+            outside = [
+                f"link add {end} type veth peer name eth0 netns {self.netns}",
+                f"link set {end} master {node.bridge} up",
+            ]
         gateways = {":" in gateway: gateway for gateway in node.pod_gateways}
         for address in self.addresses:
             gateway = gateways[":" in address]
@@ -54,9 +60,14 @@ class Pod(Place):
             inside.append(f"addr add {host_prefix(address)} dev eth0{nodad}")
             inside.append(f"route add {host_prefix(gateway)} dev eth0")
             inside.append(f"route add default via {gateway} dev eth0")
+            if node.bridge:
+                continue  # the node has them already, for all of its pods
             outside.append(f"addr add {host_prefix(gateway)} dev {interface}{nodad}")
             outside.append(f"route add {host_prefix(address)} dev {interface} src {gateway}")
-        return batch(node.netns, outside) + batch(self.netns, inside)
+        # Pods on one bridge would learn from their node's redirects to reach each other without it.
+        settings = " ".join(f"net.ipv6.conf.{where}.accept_redirects=0" for where in ("all", "eth0"))
+        settle = f"ip netns exec {self.netns} sysctl -qw {settings}\n"
+        return batch(node.netns, outside) + (settle if node.bridge else "") + batch(self.netns, inside)
 
 
 def link_up(interface: str, link_local: str) -> list[str]:
