@@ -7,6 +7,7 @@ The same (seed, mode) always gives the same objects. Objects that kube-proxy its
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,17 @@ class Cluster:
 
     def of(self, kind: str) -> list[Object]:
         return [obj for obj in self.objects if obj["kind"] == kind]
+
+    @property
+    def large(self) -> bool:
+        """Whether kube-proxy may be beyond the 1,000 endpoints from which on it saves comments and deletions."""
+        return sum(len(obj["endpoints"]) * len(obj["ports"]) for obj in self.of("EndpointSlice")) > 990
+
+    @property
+    def pod_cidrs(self) -> list[str]:
+        """Where this node's pods are, in both families, whether the Node says so or not."""
+        index = int(self.node[1:]) if re.fullmatch(r"n[1-9]", self.node) else 1
+        return [pod_cidr(index, IPV4), pod_cidr(index, IPV6)]
 
     def own_node(self) -> Object:
         return next(obj for obj in self.of("Node") if obj["metadata"]["name"] == self.node)

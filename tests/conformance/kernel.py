@@ -155,21 +155,29 @@ def _sort_anonymous(rule: str) -> str:
     return re.sub(r"\{ ([^{}]*) \}", ordered, rule)
 
 
-def without_leftovers(state: State) -> State:
-    """kube-proxy empties an nft chain that nobody needs any more at once, and deletes it a second or more later."""
-    used = {
-        word
-        for lines in state.values()
-        for line in lines
-        for word in re.findall(r"(?:goto|jump) (\S+?),?(?=\s|$)", line)
-    }
-    return {
-        name: lines
-        for name, lines in state.items()
-        if not (
-            name.startswith("nft ") and " chain " in name and "/" in name and not lines and name.split()[-1] not in used
-        )
-    }
+def leftovers(real: State) -> set[str]:
+    """Objects that kube-proxy no longer needs and will delete in its own time; nothing leads to them.
+
+    An nft chain is emptied at once and deleted a second or more later. With over 1,000 endpoints an iptables chain
+    goes at the first sync after a syncPeriod, and keeps its rules until then.
+    """
+    edges: dict[str, set[str]] = {}
+    for name, lines in real.items():
+        # "iptables nat KUBE-X" jumps within its table; "nft ip kube-proxy map x" leads to chains of its table.
+        place = " ".join([*name.split()[:3], "chain"]) if name.startswith("nft ") else " ".join(name.split()[:2])
+        edges[name] = {f"{place} {target}" for line in lines for target in _TARGET.findall(line)}
+    reached: set[str] = set()
+    pending = [name for name in edges if not _DYNAMIC.search(name)]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending.extend(edges.get(name, ()))
+    return {name for name in edges if name not in reached and (not name.startswith("nft ") or not real[name])}
+
+
+_TARGET = re.compile(r"(?:-j|-g|goto|jump) ([^\s,]+)")
+_DYNAMIC = re.compile(r"^ip6?tables nat KUBE-(?:SVC|SVL|SEP|EXT|FW)-|^nft ip6? kube-proxy chain .*/")
 
 
 # Differences
