@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..proxy.config import ProxyConfig
 from ..proxy.view import NodeView
-from . import iptables, nftables, nftables_file
+from . import iptables, ipvs, nftables, nftables_file
 from .state import Delta, State
 
 # The kube-proxy minor whose rules are written unless another one is asked for.
@@ -40,6 +40,7 @@ class _Backend:
 
 _MODES = {
     "iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files),
+    "ipvs": _Backend(ipvs.Renderer, ipvs.files, ipvs.delta_files),
     "nftables": _Backend(nftables.Renderer, nftables_file.files, nftables_file.delta_files),
 }
 

@@ -12,9 +12,11 @@ Rules, sets and virtual servers stand here as iptables-save, ipset save and ipvs
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, any_contains, host_cidr, is_link_local_v6, is_loopback
+from ..addresses import Family, any_contains, host_cidr, is_link_local_v6, is_loopback, parse_cidr
+from ..cluster.objects import ANNOTATION_SCHEDULER
 from ..proxy.config import Ipvs
 from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
@@ -131,7 +133,7 @@ def _settings(ipvs: Ipvs) -> str:
     """What no listing shows: the timeouts of `ipvsadm --set` (0 leaves one as it is), and what is left alone."""
     timeouts = [int(seconds) for seconds in (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)]
     lines = [f"timeouts {' '.join(map(str, timeouts))}\n"] if any(timeouts) else []
-    return "".join(lines + [f"exclude {cidr}\n" for cidr in ipvs.exclude_cidrs])
+    return "".join(lines + [f"exclude {parse_cidr(cidr)}\n" for cidr in ipvs.exclude_cidrs])
 
 
 def _interface_addresses(view: NodeView, family: FamilyView) -> Iterator[str]:
@@ -291,7 +293,17 @@ class _PortState:
             yield f"{option} {address}", f"-A {option} {address} -s {scheduler}{affinity}{flags}\n{real}"
 
     def _scheduler(self) -> str:
-        return self._context.settings.scheduler
+        """A Service's own scheduler, if it has one; what is configured goes before what is annotated."""
+        settings, port = self._context.settings, self._port
+        own = _service_schedulers(settings).get(f"{port.namespace}/{port.name}", "")
+        if not own and settings.scheduler_annotations:
+            own = dict(port.annotations).get(ANNOTATION_SCHEDULER, "")
+        return own or settings.scheduler
+
+
+@functools.lru_cache(maxsize=8)
+def _service_schedulers(settings: Ipvs) -> dict[str, str]:
+    return dict(settings.service_schedulers)
 
 
 def _loop_backs(view: NodeView, family: FamilyView) -> str:

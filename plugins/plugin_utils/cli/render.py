@@ -13,8 +13,9 @@ from typing import Any
 from .. import backends
 from ..bundle.write import write_bundle
 from ..cluster.files import UnreadableFile, documents, load
+from ..cluster.objects import ANNOTATION_SCHEDULER
 from ..cluster.snapshot import Node, Snapshot
-from ..proxy.config import ProxyConfig, parse_config
+from ..proxy.config import ProxyConfig, parse_config, with_schedulers
 from ..proxy.facts import node_facts
 from ..proxy.view import ClusterView
 from .console import Progress, UsageError, report_left_out
@@ -70,6 +71,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="MINOR",
         help="the kube-proxy minor whose rules are written (default: %(default)s)",
     )
+    ipvs = parser.add_argument_group("ipvs mode, beyond kube-proxy")
+    ipvs.add_argument(
+        "--scheduler",
+        action="append",
+        default=[],
+        metavar="NAMESPACE/NAME=SCHEDULER",
+        help="the scheduler of one Service; can be given more than once",
+    )
+    ipvs.add_argument(
+        "--scheduler-annotations",
+        action="store_true",
+        help=f"let a Service choose its scheduler with the annotation {ANNOTATION_SCHEDULER}",
+    )
     parser.set_defaults(run=run)
 
 
@@ -78,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     # One large structure without cycles, and then the end: looking for garbage would cost a fifth of the time.
     gc.disable()
     with Progress() as progress:
-        config = read_config(args.config)
+        schedulers = dict(entry.partition("=")[::2] for entry in args.scheduler)
+        config = with_schedulers(read_config(args.config), schedulers, annotations=args.scheduler_annotations)
         renderer = backends.renderer(config, args.compat)
         snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
         report_left_out(snapshot, strict=args.strict)

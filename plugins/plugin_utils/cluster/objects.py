@@ -30,6 +30,8 @@ from .snapshot import (
 )
 
 ANNOTATION_PREFIX = "kube-proxy.agentless.io/"
+ANNOTATION_SCHEDULER = f"{ANNOTATION_PREFIX}scheduler"
+SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh")
 DEFAULT_STICKY_SECONDS = 10800
 LABEL_HEADLESS = "service.kubernetes.io/headless"
 LABEL_PROXY_NAME = "service.kubernetes.io/service-proxy-name"
@@ -185,8 +187,19 @@ class Reader:
                 )
                 for path, entry in fields.mappings(spec, "spec", "ports")
             ),
-            annotations=tuple(sorted((k, v) for k, v in annotations.items() if isinstance(v, str) and _is_ours(k))),
+            annotations=tuple(sorted(self._annotations(annotations))),
         )
+
+    def _annotations(self, annotations: Object) -> Iterator[tuple[str, str]]:
+        """Those that are meant for us."""
+        for key, value in annotations.items():
+            if not isinstance(value, str) or not _is_ours(key):
+                continue
+            if key == ANNOTATION_SCHEDULER and value not in SCHEDULERS:
+                reason = f"{fields.shown(value)} is not one of {', '.join(SCHEDULERS)}; the annotation is left out"
+                self._problem(f"metadata.annotations[{key}]", reason)
+            else:
+                yield key, value
 
     def _cluster_ips(self, spec: Object, first: str) -> Iterator[str]:
         """spec.clusterIPs. An address of the other family in a rule would make the node refuse all rules."""

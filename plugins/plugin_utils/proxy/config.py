@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..addresses import family_of, parse_cidr, parse_ip
+from ..cluster.objects import SCHEDULERS
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -50,7 +51,7 @@ class Conntrack:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ipvs:
-    """`ipvs`."""
+    """`ipvs`, and the schedulers of single Services, which kube-proxy does not have."""
 
     scheduler: str = "rr"
     exclude_cidrs: tuple[str, ...] = ()
@@ -58,6 +59,8 @@ class Ipvs:
     tcp_timeout: float = 0
     tcp_fin_timeout: float = 0
     udp_timeout: float = 0
+    service_schedulers: tuple[tuple[str, str], ...] = ()  # namespace/name -> scheduler
+    scheduler_annotations: bool = False  # whether a Service may choose by annotation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,6 +172,22 @@ def parse_config(document: object) -> ProxyConfig:
     if errors:
         raise InvalidConfig(errors)
     return config
+
+
+def with_schedulers(config: ProxyConfig, services: Mapping[str, str], *, annotations: bool) -> ProxyConfig:
+    """The configuration with schedulers of single Services: those given here, and, if so asked, those annotated."""
+    errors = [
+        f"scheduler of {service}: {scheduler!r} is not one of {', '.join(SCHEDULERS)}"
+        for service, scheduler in services.items()
+        if scheduler not in SCHEDULERS
+    ]
+    errors += [f"scheduler of {name}: a Service is named namespace/name" for name in services if name.count("/") != 1]
+    if errors:
+        raise InvalidConfig(errors)
+    ipvs = dataclasses.replace(
+        config.ipvs, service_schedulers=tuple(sorted(services.items())), scheduler_annotations=annotations
+    )
+    return dataclasses.replace(config, ipvs=ipvs)
 
 
 def _checked(
