@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a rule stands on one line, as it would be typed.
 """Bundles by hand: the smallest that are complete, and big synthetic ones."""
 
 from __future__ import annotations

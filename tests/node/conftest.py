@@ -1,0 +1,46 @@
+"""Hosts for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.node.host import Host
+
+MATRIX = [("nft", "dash"), ("nft", "busybox"), ("legacy", "dash"), ("legacy", "busybox")]
+
+
+@pytest.fixture
+def new_host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    """Make hosts that are gone after the test."""
+    hosts: list[Host] = []
+
+    def make(flavour: str = "nft", shell: str = "dash") -> Host:
+        directory = tmp_path / f"host{len(hosts)}"
+        directory.mkdir()
+        hosts.append(Host(directory, flavour, shell))
+        return hosts[-1]
+
+    yield make
+    for each in hosts:
+        each.close()
+
+
+@pytest.fixture(params=MATRIX, ids=["-".join(pair) for pair in MATRIX])
+def host(request: pytest.FixtureRequest, new_host: Callable[..., Host]) -> Host:
+    """A host of each flavour of iptables, under each shell."""
+    return new_host(*request.param)
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def any_flavour(request: pytest.FixtureRequest, new_host: Callable[..., Host]) -> Host:
+    """A host of each flavour of iptables."""
+    return new_host(request.param)
+
+
+@pytest.fixture
+def nft_host(new_host: Callable[..., Host]) -> Host:
+    """A host with iptables-nft."""
+    return new_host()

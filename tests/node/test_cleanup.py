@@ -1,0 +1,83 @@
+"""A host after cleanup is the host before the first apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.node import bundles
+from tests.node.host import Host
+from tests.node.test_apply import FOREIGN, everything
+
+BEFORE = {
+    "nothing": "",
+    "foreign rules": FOREIGN,
+    "one table without built-in chains": "$ipt -N MINE",
+    "a native nft table of the same name": "nft 'add table ip nat; add chain ip nat mine { type nat hook prerouting priority 0; }'",
+    "counters and sysctls": "nfacct add ct_state_invalid_dropped_pkts; sysctl -w net.ipv4.conf.all.route_localnet=1",
+    "kubelet": (
+        "$ipt -t mangle -N KUBE-IPTABLES-HINT; $ipt -t nat -N KUBE-KUBELET-CANARY; $ipt -N KUBE-FIREWALL;"
+        "$ipt -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP; $ipt -I OUTPUT -j KUBE-FIREWALL"
+    ),
+    "a firewall chain without kubelet": "$ipt -N KUBE-FIREWALL; $ipt -A KUBE-FIREWALL -s 192.0.2.1 -j DROP; $ipt -A INPUT -j KUBE-FIREWALL",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_cleanup_leaves_what_was_there_before(host: Host, tmp_path: Path, before: str) -> None:
+    host.sh(BEFORE[before])
+    kernel = host.kernel()
+    host.apply(everything(tmp_path / "a"))
+    host.apply(bundles.simple(tmp_path / "b", bundles.shop("10.244.7.7:1")))
+    assert host.kernel() != kernel
+    result = host.akp("cleanup")
+    assert (result.code, result.json["changed"], result.json["warnings"]) == (0, True, []), result.stderr
+    assert host.kernel() == kernel
+    assert not host.state.exists()
+
+
+def test_cleanup_without_the_nft_tool_leaves_no_rule_or_chain(nft_host: Host, tmp_path: Path) -> None:
+    hide = ("unshare", "-m", "sh", "-c", 'mount --bind /dev/null "$(command -v nft)" && exec "$@"', "sh")
+    bundle = everything(tmp_path / "a")
+    assert nft_host.akp("apply", bundle, prefix=hide).code == 0
+    assert nft_host.akp("cleanup", prefix=hide).code == 0
+    lines = [line.strip() for line in nft_host.sh("nft list ruleset 2>/dev/null").splitlines()]
+    assert [line for line in lines if line and not line.startswith(("table", "}"))] == []
+
+
+def test_a_second_cleanup_has_nothing_to_do(any_flavour: Host, tmp_path: Path) -> None:
+    any_flavour.apply(bundles.simple(tmp_path / "a"))
+    assert any_flavour.akp("cleanup").json["changed"] is True
+    result = any_flavour.akp("cleanup")
+    assert (result.code, result.json["changed"]) == (0, False)
+    assert not any_flavour.state.exists()
+
+
+def test_cleanup_removes_a_kube_proxys_rules_too(any_flavour: Host, tmp_path: Path) -> None:
+    """Rules as kube-proxy leaves them, never applied by us: no marker, no record."""
+    text = bundles.rules(bundles.shop()).replace("-A KUBE-PROXY-GENERATION -m comment --comment GENERATION\n", "")
+    file = tmp_path / "rules"
+    file.write_text(text.replace(":KUBE-PROXY-GENERATION - [0:0]\n", ""))
+    any_flavour.sh(f"$ipt-restore --noflush <{file}")
+    assert any_flavour.akp("status").json["state"] == "foreign"
+    assert any_flavour.akp("cleanup").json["chains"]["ipv4"]["removed"] == 18
+    # Without a record nobody knows who made KUBE-FIREWALL, so it stays, as with kube-proxy --cleanup.
+    assert any_flavour.chains("KUBE") == {"KUBE-FIREWALL"}
+
+
+def test_cleanup_keeps_a_sysctl_that_somebody_changed_since(nft_host: Host, tmp_path: Path) -> None:
+    nft_host.apply(everything(tmp_path / "a"))
+    nft_host.sh("sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=1234")
+    answer = nft_host.akp("cleanup").json
+    assert "nf_conntrack_tcp_timeout_established" in answer["warnings"][0]
+    assert nft_host.sh("sysctl -n net.netfilter.nf_conntrack_tcp_timeout_established") == "1234\n"
+    assert nft_host.sh("sysctl -n net.ipv4.conf.all.route_localnet") == "0\n"
+
+
+def test_cleanup_finds_rules_in_the_flavour_they_were_applied_in(new_host: Callable[..., Host], tmp_path: Path) -> None:
+    host = new_host("legacy")
+    host.apply(bundles.simple(tmp_path / "a"))
+    assert host.akp("cleanup", AKP_IPTABLES="").json["flavour"] == "legacy"
+    assert host.chains("KUBE") == set()

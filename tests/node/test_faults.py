@@ -1,0 +1,230 @@
+"""What goes wrong on a node, and what is left afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.node import bundles
+from tests.node.host import Host
+from tests.node.test_apply import INVALID, everything
+
+EXT = "KUBE-EXT-67NZLRHBNDSAWJRO"
+LOCALHOST = f'-A KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m comment --comment "shop/web:http" -m tcp --dport 31080 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j {EXT}'  # noqa: E501
+
+
+def refused_in_filter(directory: Path) -> Path:
+    """Good to the guard, refused by the kernel: the counter of a filter rule does not exist."""
+    text = bundles.rules(bundles.shop("10.244.5.5:80")).replace("-A KUBE-FORWARD", f"{INVALID}\n-A KUBE-FORWARD", 1)
+    return bundles.simple(directory, iptables_rules=text)
+
+
+def refused_in_nat(directory: Path) -> Path:
+    """The same in nat, whose transaction comes after that of filter."""
+    text = bundles.rules(bundles.shop("10.244.5.5:80"), extra={"nat": [LOCALHOST]})
+    service = f"# shop/web:http tcp\n:{EXT} - [0:0]\n"
+    return bundles.simple(directory, iptables_rules=text.replace("# shop/web:http tcp\n", service))
+
+
+def refused_in_ipv6(directory: Path) -> Path:
+    """The same in IPv6, which comes after IPv4."""
+    text = bundles.rules((), ipv6=True).replace("-A KUBE-FORWARD", f"{INVALID}\n-A KUBE-FORWARD", 1)
+    return bundles.simple(directory, bundles.shop("10.244.5.5:80"), ip6tables_rules=text)
+
+
+REFUSED = {"filter": refused_in_filter, "nat": refused_in_nat, "ipv6": refused_in_ipv6}
+
+
+@pytest.mark.parametrize("where", REFUSED)
+@pytest.mark.parametrize("first", [True, False], ids=["fresh", "applied"])
+def test_a_refused_bundle_leaves_the_old_state(any_flavour: Host, tmp_path: Path, where: str, first: bool) -> None:
+    host = any_flavour
+    if not first:
+        host.apply(bundles.simple(tmp_path / "a", sysctls_conf="net.ipv4.conf.all.route_localnet = 1\n"))
+    before = host.kernel()
+    status = host.akp("status").json["state"]
+    result = host.akp("apply", REFUSED[where](tmp_path / "b"))
+    assert result.code == 4, result.stdout + result.stderr
+    assert "old state is back" in result.json["error"]
+    # Legacy commits a table as a whole, so the kernel cannot tell the rule.
+    named = "nfacct" if host.flavour == "nft" else f"COMMIT of table {'nat' if where == 'nat' else 'filter'}"
+    assert named in result.json["error"]
+    assert host.kernel() == before
+    assert host.akp("status").json["state"] == status
+
+
+def test_the_refused_line_is_named(nft_host: Host, tmp_path: Path) -> None:
+    text = bundles.rules(bundles.shop()).replace("--to-destination 10.244.1.3:8080", "--to-destination 10.244.1.3:80800")
+    result = nft_host.akp("apply", bundles.simple(tmp_path / "a", iptables_rules=text))
+    assert result.code == 4
+    assert "Port `80800' not valid" in result.json["error"]
+    assert "-- -A KUBE-SEP-" in result.json["error"]
+    assert nft_host.chains() == set()
+
+
+def killer(directory: Path, host: Host, *, before: str, after: str) -> dict[str, str]:
+    """A PATH where restore kills akp-node around the switching transaction: `before` or `after` it."""
+    directory.mkdir()
+    for tool in (f"iptables-{host.flavour}", f"ip6tables-{host.flavour}"):
+        real = shutil.which(f"{tool}-restore")
+        (directory / tool).symlink_to(str(shutil.which(tool)))
+        (directory / f"{tool}-save").symlink_to(str(shutil.which(f"{tool}-save")))
+        script = directory / f"{tool}-restore"
+        script.write_text(
+            "#!/bin/sh\nset -eu\n"
+            f'cat >"{directory}/input"\n'
+            f'grep -q "^-I " "{directory}/input" || exec {real} "$@" <"{directory}/input"\n'
+            f'{before}\n{real} "$@" <"{directory}/input"\n{after}\n'
+        )
+        script.chmod(0o755)
+    return {"PATH": f"{directory}:{host.environment['PATH']}"}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_run_killed_around_the_switch_is_healed_by_the_next(host: Host, tmp_path: Path, moment: str) -> None:
+    clean = host.kernel()
+    kill = 'kill -9 "$PPID"; exit 1'
+    path = killer(tmp_path / "bin", host, before=kill * (moment == "before"), after=kill * (moment == "after"))
+    bundle = bundles.simple(tmp_path / "a", bundles.many(60, 4))
+    assert host.akp("apply", bundle, **path).code == -9
+    if host.flavour == "nft" and moment == "before":
+        assert len(host.chains("KUBE-S[EV][PC]-")) == 300  # staged, and nothing jumps to them
+        assert "-j KUBE-SERVICES" not in host.rules()
+    answer = host.apply(bundle)
+    assert answer["changed"] is True
+    assert host.akp("status", "--verify").json["drift"] == 0
+    assert host.apply(bundle, "--verify")["changed"] is False
+    host.akp("cleanup")
+    assert host.kernel() == clean
+
+
+def test_staged_chains_of_a_killed_run_go_with_the_next_bundle(nft_host: Host, tmp_path: Path) -> None:
+    path = killer(tmp_path / "bin", nft_host, before='kill -9 "$PPID"; exit 1', after="")
+    nft_host.akp("apply", bundles.simple(tmp_path / "a", bundles.many(60, 4)), **path)
+    answer = nft_host.apply(bundles.simple(tmp_path / "b"))
+    assert answer["chains"]["ipv4"]["removed"] == 300
+    assert len(nft_host.chains("KUBE-S[EV][PC]-")) == 6
+
+
+def test_a_held_lock_ends_with_5(nft_host: Host, tmp_path: Path) -> None:
+    nft_host.state.mkdir()
+    with subprocess.Popen(["flock", nft_host.state / "lock", "sh", "-c", "echo held; read x"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:  # fmt: skip
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        result = nft_host.akp("apply", bundles.simple(tmp_path / "a"), AKP_LOCK_WAIT="1")
+        assert (result.code, result.json["code"]) == (5, 5)
+        assert "locked" in result.json["error"]
+        assert nft_host.chains() == set()
+        assert holder.stdin
+        holder.stdin.close()
+
+
+def test_two_runs_at_once_take_turns(nft_host: Host, tmp_path: Path) -> None:
+    first, second = bundles.simple(tmp_path / "a"), bundles.simple(tmp_path / "b", bundles.shop("10.244.7.7:1"))
+    command = "for b in A B A B; do dash {program} apply $b & done; wait".replace("A", str(first)).replace("B", str(second))
+    answers = nft_host.sh(command.format(program=bundles.PROGRAM)).splitlines()
+    assert len(answers) == 4
+    assert all('"ok": true' in answer for answer in answers)
+    assert nft_host.akp("status", "--verify").json["drift"] == 0
+
+
+def hiding(*tools: str) -> tuple[str, ...]:
+    """Run a command where these tools cannot be executed."""
+    mounts = " && ".join(f"mount --bind /dev/null {shutil.which(tool)}" for tool in tools)
+    return ("unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh")
+
+
+@pytest.mark.parametrize(
+    ("tool", "package", "files"),
+    [
+        ("nfacct", "nfacct", {"nfacct_rules": "ct_state_invalid_dropped_pkts\n"}),
+        ("conntrack", "conntrack", {"conntrack_udp": "ipv4 10.96.0.10 53 10.244.1.3:53\n"}),
+        ("flock", "util-linux", {}),
+    ],
+)
+def test_a_missing_tool_is_named_with_its_package(
+    nft_host: Host, tmp_path: Path, tool: str, package: str, files: dict[str, str]
+) -> None:
+    result = nft_host.akp("apply", bundles.simple(tmp_path / "a", **files), prefix=hiding(tool))
+    assert result.code == 3
+    assert result.json["error"] == f"missing tool: {tool} (package {package})"
+    assert nft_host.chains() == set()
+
+
+def test_conntrack_is_not_needed_without_udp(nft_host: Host, tmp_path: Path) -> None:
+    result = nft_host.akp("apply", bundles.simple(tmp_path / "a", conntrack_udp=""), prefix=hiding("conntrack"))
+    assert result.code == 0
+
+
+def without_ipv6(directory: Path) -> tuple[str, ...]:
+    """Run a command where /usr/sbin has everything but ip6tables."""
+    directory.mkdir()
+    for tool in Path("/usr/sbin").iterdir():
+        if tool.name.startswith(("iptables", "xtables", "nft", "conntrack", "nfacct", "ip")) and "ip6" not in tool.name:
+            shutil.copy(tool, directory / tool.name, follow_symlinks=False)
+    return ("unshare", "-m", "sh", "-c", f'mount --bind {directory} /usr/sbin && exec "$@"', "sh")
+
+
+def test_a_host_without_ip6tables_takes_only_bundles_without_ipv6(nft_host: Host, tmp_path: Path) -> None:
+    prefix = without_ipv6(tmp_path / "sbin")
+    result = nft_host.akp("apply", bundles.simple(tmp_path / "a"), prefix=prefix)
+    assert result.code == 3
+    assert "ip6tables" in result.json["error"]
+    assert nft_host.akp("facts", prefix=prefix).json["capabilities"]["ipv6"] is False
+    only = bundles.write(tmp_path / "b", {"iptables.rules": bundles.rules(bundles.shop()), "ip6tables.rules": ""})
+    answer = nft_host.akp("apply", only, prefix=prefix)
+    assert answer.code == 0, answer.stderr
+    assert nft_host.akp("apply", only, prefix=prefix).json["changed"] is False
+    assert nft_host.akp("status", "--verify", prefix=prefix).json["drift"] == 0
+
+
+def test_a_full_disk_changes_nothing(nft_host: Host, tmp_path: Path) -> None:
+    bundle = bundles.simple(tmp_path / "a", bundles.many(200, 4))
+    small = tmp_path / "small"
+    small.mkdir()
+    prefix = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=300k none {small} && exec "$@"', "sh")
+    result = nft_host.akp("apply", bundle, prefix=prefix, TMPDIR=str(small))
+    assert result.code != 0
+    assert result.json["ok"] is False
+    assert nft_host.chains() == set()
+
+
+def test_a_state_directory_that_cannot_be_written_changes_nothing(nft_host: Host, tmp_path: Path) -> None:
+    result = nft_host.akp("apply", bundles.simple(tmp_path / "a"), AKP_STATE="/proc/akp")
+    assert (result.code, "state directory" in result.json["error"]) == (3, True)
+    assert nft_host.chains() == set()
+
+
+def test_a_lost_state_directory_is_made_again(any_flavour: Host, tmp_path: Path) -> None:
+    bundle = everything(tmp_path / "a")
+    any_flavour.apply(bundle)
+    rules = any_flavour.rules()
+    shutil.rmtree(any_flavour.state)
+    assert any_flavour.akp("status").json["state"] == "foreign"
+    answer = any_flavour.apply(bundle)
+    assert answer["chains"]["ipv4"]["same"] == 21
+    assert any_flavour.rules() == rules
+    assert any_flavour.akp("status").json["state"] == "applied"
+
+
+def test_files_that_change_after_they_were_checked_are_not_used(
+    new_host: Callable[..., Host], tmp_path: Path
+) -> None:
+    """The program works on its own copy, so a writable bundle directory is no way in."""
+    host = new_host()
+    bundle = bundles.simple(tmp_path / "a")
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    script = directory / "sha256sum"
+    script.write_text(
+        f"#!/bin/sh\necho '-A INPUT -j ACCEPT' >>{bundle}/iptables.rules\nexec {shutil.which('sha256sum')} \"$@\"\n"
+    )
+    script.chmod(0o755)
+    result = host.akp("apply", bundle, PATH=f"{directory}:{host.environment['PATH']}")
+    assert result.code in {0, 2}
+    assert "ACCEPT\n" not in host.sh("$ipt -S INPUT").replace("-P INPUT ACCEPT\n", "")
