@@ -32,9 +32,8 @@ SYSCTLS = (
 # Rules of many Services, in the order of a hash map.
 MIXED = {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"}
 MIXED_IPVS = {"KUBE-IPVS-OUT-FILTER"}
-# Our own marker; kube-proxy has nothing like it.
+# Our own marker; kube-proxy has nothing like it. (In nft it is a table of its own.)
 MARKER = "KUBE-PROXY-GENERATION"
-NFT_MARKER = re.compile(r"\bakp-generation\b|\bkube-proxy-generation\b|\bgeneration\b")
 
 
 def read(namespace: str) -> Texts:
@@ -44,12 +43,12 @@ def read(namespace: str) -> Texts:
         "ip6tables.txt": netns.run(namespace, "ip6tables-save"),
         "nft.txt": _kube_tables(netns.run(namespace, "nft", "list", "ruleset")),
         "nfacct.txt": netns.run(namespace, "nfacct", "list"),
-        "sysctls.txt": "".join(f"{name} = {_sysctl(namespace, name)}\n" for name in SYSCTLS),
+        "sysctls.txt": read_sysctls(namespace),
     }
 
 
-def _sysctl(namespace: str, name: str) -> str:
-    return netns.run(namespace, "cat", "/proc/sys/" + name.replace(".", "/")).strip()
+def read_sysctls(namespace: str) -> str:
+    return netns.run(namespace, "sysctl", *SYSCTLS)
 
 
 def _kube_tables(ruleset: str) -> str:
@@ -124,8 +123,7 @@ def _nft(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         elif opened:
             name, body = f"{table} {opened.group(1)} {opened.group(2)}", []
         elif line == "}" and name:
-            if not NFT_MARKER.search(name.split()[-1]):
-                yield name, tuple(_nft_body(name, body))
+            yield name, tuple(_nft_body(name, body))
             name = ""
         elif line == "}":
             table = ""

@@ -51,10 +51,11 @@ class Discord:
     def __str__(self) -> str:
         real, ours = (", ".join(sorted(side)) for side in (self.real - self.ours, self.ours - self.real))
         both = ", ".join(sorted(self.real & self.ours)) or "nothing"
-        return f"{self.probe}\n  only with kube-proxy: {real or 'nothing'}\n  only with us: {ours or 'nothing'}\n  both: {both}"
+        only = f"  only with kube-proxy: {real or 'nothing'}\n  only with us: {ours or 'nothing'}"
+        return f"{self.probe}\n{only}\n  both: {both}"
 
 
-def probes(cluster: Cluster, most: int = 10) -> list[Probe]:
+def probes(cluster: Cluster, most: int = 6) -> list[Probe]:
     """A seeded sample of a cluster's Services, each by all the ways that lead to it."""
     rng = random.Random(f"packets/{cluster.mode}/{cluster.seed}")
     candidates = [
@@ -147,7 +148,7 @@ class Side:
         self._servers.close()
 
     async def outcomes(self, probe: Probe, numbers: Sequence[int], timeout: float) -> frozenset[str]:
-        """How these connections end. Many callers come from many addresses where one would always get the same answer."""
+        """How these connections end; from many addresses where a single caller would always get the same answer."""
         crowd = CROWD[IPV6 if ":" in probe.destination else IPV4]
         anyone = probe.sticky and probe.source != "outside"
 

@@ -1,0 +1,83 @@
+"""python -m tests.conformance: draw clusters, run them through a real kube-proxy and through us, compare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import draw
+from .run import Runner, Settings, twins
+
+MODES = ("iptables", "nftables")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first seed; the clusters after it have the next ones")
+    parser.add_argument("--clusters", type=int, default=25, help="how many clusters per mode")
+    parser.add_argument("--mode", action="append", choices=(*MODES, "ipvs"), help=f"default: {', '.join(MODES)}")
+    parser.add_argument("--compat", default="1.37", help="the Kubernetes minor of kube-proxy, and of our rules")
+    parser.add_argument("--steps", type=int, default=3, help="changes in the life of each cluster")
+    parser.add_argument("--no-packets", action="store_true", help="compare rules only")
+    parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="how long to look for the cause")
+    parser.add_argument("--output", type=Path, default=Path("build/conformance"), help="where the report goes")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep what kube-proxy programmed as goldens")
+    own = parser.add_argument_group("a cluster of yours instead of drawn ones")
+    own.add_argument("--cluster", type=Path, metavar="FILE", help="its objects: YAML or JSON, or a folder of them")
+    own.add_argument("--config", type=Path, metavar="FILE", help="its KubeProxyConfiguration")
+    own.add_argument("--node", help="the node to be")
+    args = parser.parse_args()
+    settings = Settings(
+        minor=args.compat, steps=args.steps, packets=not args.no_packets, shrink_seconds=args.shrink,
+        output=args.output, record=args.record,
+    )  # fmt: skip
+    with twins(args.compat) as twin:
+        runner = Runner(twin, settings)
+        report = runner.run(_given(args) if args.cluster else _drawn(args))
+    print(f"\n{report.summary()}\n{report.write(args.output)}")
+    return 1 if report.failed or not report.cases else 0
+
+
+def _drawn(args: argparse.Namespace) -> Iterator[draw.Cluster]:
+    for mode in args.mode or MODES:
+        for seed in range(args.seed, args.seed + args.clusters):
+            yield draw.cluster(seed, mode)
+
+
+def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
+    files = (
+        sorted(p for p in args.cluster.iterdir() if p.suffix in (".json", ".yaml", ".yml"))
+        if args.cluster.is_dir()
+        else [args.cluster]
+    )
+    objects = [obj for file in files for document in yaml.safe_load_all(file.read_text()) for obj in _items(document)]
+    config = yaml.safe_load(args.config.read_text())
+    node = args.node or config["hostnameOverride"].strip().lower()
+    yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects))
+
+
+def _items(document: Any) -> list[draw.Object]:
+    """The objects of a document or a List, without what only the API server may set."""
+    if document is None:
+        return []
+    if "items" in document:
+        kind, version = document["kind"].removesuffix("List"), document["apiVersion"]
+        found = [{**({"kind": kind, "apiVersion": version} if kind else {}), **item} for item in document["items"]]
+        return [obj for item in found for obj in _items(item)]
+    meta = {k: v for k, v in document["metadata"].items() if k in ("name", "namespace", "labels", "annotations")}
+    if (document["kind"], meta["name"]) in {
+        ("Service", "kubernetes"),
+        ("EndpointSlice", "kubernetes"),
+        ("ServiceCIDR", "kubernetes"),
+    }:
+        return []
+    return [{**document, "metadata": meta}]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

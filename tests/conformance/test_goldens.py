@@ -1,0 +1,48 @@
+"""Our rules in a real kernel equal what a real kube-proxy programmed for the same cluster, as recorded."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane import netns
+
+from . import goldens, kernel
+
+AKP = Path(sys.executable).with_name("akp")
+numbers = itertools.count(1)
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    name = f"akpg{os.getpid()}-{next(numbers)}"
+    netns.add(name)
+    yield name
+    netns.delete(name)
+
+
+def test_goldens_are_there() -> None:
+    modes = {path.name.partition("-")[0] for path in goldens.recorded()}
+    assert {"iptables", "nftables"} <= modes
+
+
+@pytest.mark.parametrize("golden", goldens.recorded(), ids=lambda path: path.name)
+def test_recorded(golden: Path, namespace: str, tmp_path: Path) -> None:
+    version, mode, node = (golden / "kube-proxy").read_text().split()
+    minor = ".".join(version.removeprefix("v").split(".")[:2])
+    render = [str(AKP), "render", "--node", node, "--compat", minor, "--output", str(tmp_path)]
+    for option, name in (("--cluster", "cluster"), ("--config", "config.json"), ("--facts", "facts.json")):
+        render += [option, str(golden / name)]
+    subprocess.run(render, check=True)
+    bundle = tmp_path / node
+    untouched = goldens.pristine_sysctls(namespace)
+    netns.run(namespace, "env", f"AKP_STATE={tmp_path}/state", "sh", f"{bundle}/akp-node", "apply", f"{bundle}")
+    ours = kernel.canonical(kernel.read(namespace), mode)
+    found = kernel.differences(goldens.expected(golden, untouched), ours)
+    assert not found, "\n".join(str(difference) for difference in found)
