@@ -28,7 +28,7 @@ def record(folder: Path, twin: Twin, cluster: Cluster) -> Path:
     target = folder / f"{cluster.mode}-{cluster.seed}"
     shutil.rmtree(target, ignore_errors=True)
     (target / "cluster").mkdir(parents=True)
-    for file in sorted((twin.folder / "cluster").glob("*.json")):
+    for file in sorted(twin.plane.export(twin.folder / "cluster").glob("*.json")):
         content = _steady(json.loads(file.read_text()))
         (target / "cluster" / file.name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     for name in ("config.json", "facts.json"):

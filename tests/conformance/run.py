@@ -20,9 +20,10 @@ from . import goldens
 from .draw import Cluster
 from .history import History
 from .namespaces import WORLD4, WORLD6, World
+from .ours import Refused
 from .report import Case, Report
 from .shrink import Shrinker
-from .twin import Refused, Twin
+from .twin import Twin
 
 # Leading zeros, host bits and the like are no longer accepted in new objects, but live on in old clusters.
 FEATURE_GATES = {"StrictIPCIDRValidation": False}
@@ -48,7 +49,7 @@ def twins(minor: str) -> Iterator[Twin]:
     world.build()
     try:
         with ControlPlane(world.name, (WORLD4, WORLD6), minor, feature_gates=FEATURE_GATES) as plane:
-            twin = Twin(plane, folder, prefix, compat=minor)
+            twin = Twin(plane, folder, prefix)
             try:
                 yield twin
             finally:
@@ -61,7 +62,7 @@ def twins(minor: str) -> Iterator[Twin]:
 class Runner:
     def __init__(self, twin: Twin, settings: Settings) -> None:
         self.twin, self.settings = twin, settings
-        self.report = Report(twin.binary.parent.name, twin.compat or "")
+        self.report = Report(twin.binary.parent.name, twin.plane.minor)
 
     def run(self, clusters: Iterable[Cluster]) -> Report:
         for cluster in clusters:

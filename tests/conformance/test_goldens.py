@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +31,20 @@ def namespace() -> Iterator[str]:
     netns.delete(name)
 
 
+@functools.cache
+def rendered(golden: Path) -> Path:
+    """The bundle that we make of a golden's cluster; made once, gone with the process."""
+    version, _, node = (golden / "kube-proxy").read_text().split()
+    minor = ".".join(version.removeprefix("v").split(".")[:2])
+    out = tempfile.mkdtemp(prefix="akp-goldens-")
+    atexit.register(shutil.rmtree, out, ignore_errors=True)
+    render = [str(AKP), "render", "--node", node, "--compat", minor, "--output", out]
+    for option, name in (("--cluster", "cluster"), ("--config", "config.json"), ("--facts", "facts.json")):
+        render += [option, str(golden / name)]
+    subprocess.run(render, check=True)
+    return Path(out) / node
+
+
 def test_goldens_are_there() -> None:
     modes = {path.name.partition("-")[0] for path in goldens.recorded()}
     assert {"iptables", "nftables"} <= modes
@@ -34,13 +52,7 @@ def test_goldens_are_there() -> None:
 
 @pytest.mark.parametrize("golden", goldens.recorded(), ids=lambda path: path.name)
 def test_recorded(golden: Path, namespace: str, tmp_path: Path) -> None:
-    version, mode, node = (golden / "kube-proxy").read_text().split()
-    minor = ".".join(version.removeprefix("v").split(".")[:2])
-    render = [str(AKP), "render", "--node", node, "--compat", minor, "--output", str(tmp_path)]
-    for option, name in (("--cluster", "cluster"), ("--config", "config.json"), ("--facts", "facts.json")):
-        render += [option, str(golden / name)]
-    subprocess.run(render, check=True)
-    bundle = tmp_path / node
+    mode, bundle = golden.name.partition("-")[0], rendered(golden)
     untouched = goldens.pristine_sysctls(namespace)
     netns.run(namespace, "env", f"AKP_STATE={tmp_path}/state", "sh", f"{bundle}/akp-node", "apply", f"{bundle}")
     ours = kernel.canonical(kernel.read(namespace), mode)

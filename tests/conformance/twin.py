@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,16 +23,12 @@ from .draw import Cluster
 from .history import Change
 from .kubeproxy import KubeProxy, Sentinel
 from .namespaces import WORLD4, WORLD6, Node, World
+from .ours import Refused, Renderer
 
 Object = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 AKP_NODE = ROOT / "plugins/plugin_utils/bundle/akp-node"
-AKP = Path(sys.executable).with_name("akp")
-
-
-class Refused(RuntimeError):
-    """One of our programs failed; its own words are the message."""
 
 
 @dataclass
@@ -51,7 +47,6 @@ class Twin:
     plane: ControlPlane
     folder: Path
     prefix: str
-    compat: str | None = None
 
     def __post_init__(self) -> None:
         self.sentinel = Sentinel(self.plane)
@@ -59,10 +54,12 @@ class Twin:
         self.real = Node(f"{self.prefix}-real", World(self.plane.namespace))
         self.ours = Node(f"{self.prefix}-ours", World(f"{self.prefix}-ours-w"))
         self.ours.world.build()
+        self._renderer = Renderer(self.plane.namespace, self.plane.kubeconfig(self.folder / "akp.kubeconfig", "akp"))
         self._proxy: KubeProxy | None = None
 
     def close(self) -> None:
         self.stop()
+        self._renderer.close()
         self.ours.world.remove()
 
     # One cluster
@@ -87,6 +84,7 @@ class Twin:
             self._proxy = None
         for side in (self.real, self.ours):
             side.remove()
+        shutil.rmtree(self.folder / "state", ignore_errors=True)
         self.plane.clear()
 
     def restart_proxy(self, cluster: Cluster) -> None:
@@ -113,21 +111,18 @@ class Twin:
     # Our side
 
     def apply(self, cluster: Cluster) -> None:
-        """API server -> files -> bundle -> kernel, with the programs that a user has."""
-        export, out, state = self.folder / "cluster", self.folder / "out", self.folder / "state"
-        self.plane.export(export)
-        config = self.folder / "config.json"
+        """API server -> snapshot -> bundle -> kernel."""
+        config, facts = self.folder / "config.json", self.folder / "facts.json"
         config.write_text(json.dumps(cluster.config, indent=1))
-        facts = self.folder / "facts.json"
         facts.write_text(self._run(netns.command(self.ours.name, ["sh", str(AKP_NODE), "facts"])).splitlines()[-1])
-        self._run([
-            str(AKP), "render", "--cluster", str(export), "--config", str(config), "--node", cluster.node,
-            "--facts", str(facts), "--output", str(out), *(["--compat", self.compat] if self.compat else []),
-        ])  # fmt: skip
-        bundle = out / cluster.node
-        self._run(netns.command(self.ours.name, [
-            "env", f"AKP_STATE={state}/{self.ours.name}", "sh", str(bundle / "akp-node"), "apply", str(bundle),
-        ]))  # fmt: skip
+        bundle = self.folder / "bundle"
+        self._renderer.render(
+            snapshot=str(self.folder / "snapshot"), config=str(config), facts=str(facts), node=cluster.node,
+            compat=self.plane.minor, output=str(bundle),
+        )  # fmt: skip
+        state = f"AKP_STATE={self.folder}/state"
+        apply = ["env", state, "sh", str(bundle / "akp-node"), "apply", str(bundle)]
+        self._run(netns.command(self.ours.name, apply))
 
     def _run(self, argv: Sequence[str]) -> str:
         done = subprocess.run(argv, capture_output=True, text=True)

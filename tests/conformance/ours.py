@@ -1,0 +1,88 @@
+"""Our side of the twins: from the API server to a bundle, in a process of its own inside the control plane's namespace.
+
+It reads the cluster with the rights of a snapshot and nothing more, writes the snapshot down, reads it back and
+renders: the same way, through the same functions, as the collection goes. One request a line, as JSON; one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.controlplane import netns
+
+
+class Refused(RuntimeError):
+    """One of our programs failed; its own words are the message."""
+
+
+class Renderer:
+    """The process, seen from outside."""
+
+    def __init__(self, namespace: str, kubeconfig: Path) -> None:
+        argv = [sys.executable, "-m", "tests.conformance.ours", str(kubeconfig)]
+        self._process = subprocess.Popen(
+            netns.command(namespace, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=Path(__file__).resolve().parents[2],
+        )  # fmt: skip
+
+    def render(self, **request: str) -> str:
+        """Write a node's bundle; returns its generation."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the rendering process died"}
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return str(answer["generation"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve(kubeconfig: str) -> None:
+    from agentless_kube_proxy import backends
+    from agentless_kube_proxy.bundle.write import write_bundle
+    from agentless_kube_proxy.cluster.access import Access
+    from agentless_kube_proxy.cluster.api import connect
+    from agentless_kube_proxy.cluster.record import read_record, snapshot_of
+    from agentless_kube_proxy.proxy.config import parse_config
+    from agentless_kube_proxy.proxy.facts import node_facts
+    from agentless_kube_proxy.proxy.view import ClusterView
+
+    def answer(request: dict[str, str]) -> dict[str, Any]:
+        with connect(Access(kubeconfig=kubeconfig)) as api:
+            record = api.record()
+        snapshot_file = Path(request["snapshot"])
+        record.write(snapshot_file)
+        snapshot = snapshot_of(read_record(snapshot_file))
+        node = snapshot.node(request["node"])
+        if node is None:
+            return {"error": f"no Node {request['node']} in the snapshot"}
+        config = parse_config(json.loads(Path(request["config"]).read_text()))
+        facts = node_facts(node, json.loads(Path(request["facts"]).read_text()))
+        state = backends.renderer(config, request["compat"]).state(ClusterView(snapshot, config).node_view(facts))
+        write_bundle(state, Path(request["output"]))
+        return {"generation": state.generation}
+
+    for line in sys.stdin:
+        try:
+            reply = answer(json.loads(line))
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
