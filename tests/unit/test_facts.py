@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,9 +18,12 @@ from agentless_kube_proxy.proxy.facts import (
     node_ips,
     node_port_addresses,
 )
-from agentless_kube_proxy.proxy.view import usable_families
+from agentless_kube_proxy.proxy.view import NodeView, usable_families
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .build import config, node, service, snapshot, view
+from .clusters import JSON
 
 V4, V6 = FAMILIES
 
@@ -311,3 +315,18 @@ def test_cluster_cidrs_of_the_family_that_is_not_programmed_are_refused() -> Non
         DetectLocal(cidr="10.244.0.0/16"),
         None,
     ]
+
+
+@given(
+    st.sampled_from(("addresses", "capabilities", "cpus", "kernel", "zone", "podCIDRs", "tcpBeLiberal")),
+    JSON | st.fixed_dictionaries({"ipv6": JSON, "nfacct": JSON}) | st.lists(st.fixed_dictionaries({"address": JSON})),
+)
+def test_whatever_a_node_says_is_used_or_refused(key: str, value: Any) -> None:
+    def outcome() -> object:
+        try:
+            return view(service(), facts={key: value})
+        except (InvalidFacts, UnusableNode) as refused:
+            return str(refused)
+
+    made = outcome()
+    assert isinstance(made, NodeView) or re.match(r"(facts of )?node n1: ", str(made))

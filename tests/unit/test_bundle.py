@@ -1,0 +1,169 @@
+"""Bundles: native files, a manifest that a shell can read, digests over all of it, and the same bytes every time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agentless_kube_proxy.backends.state import FrameObject, State, delta
+from agentless_kube_proxy.bundle.manifest import manifest_text
+from agentless_kube_proxy.bundle.write import node_program, write_bundle, write_delta
+
+from .build import port, render, service, slice_of
+
+
+def shop(*endpoints: str) -> State:
+    ports = [port(53, "dns", "UDP"), port(80)]
+    return render(
+        service(ports=ports),
+        slice_of("web", *(endpoints or ("10.244.1.1",)), ports=ports),
+        service("api", clusterIP="10.96.0.8"),
+    )
+
+
+def written(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_bundle_holds_a_file_for_every_tool(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "n1")
+    assert sorted(written(tmp_path / "n1")) == [
+        "akp-node",
+        "conntrack.udp",
+        "ip6tables.rules",
+        "iptables.rules",
+        "manifest.json",
+        "nfacct.rules",
+        "services.jsonl",
+        "sysctls.conf",
+    ]
+
+
+def test_the_manifest_says_what_it_is_and_holds_the_digest_of_every_file(tmp_path: Path) -> None:
+    state = shop()
+    write_bundle(state, tmp_path / "n1")
+    files = written(tmp_path / "n1")
+    manifest = json.loads(files.pop("manifest.json"))
+    assert manifest.pop("files") == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert re.fullmatch(r"[0-9a-f]{64}", manifest.pop("digest"))
+    assert manifest == {
+        "apiVersion": "akp/v1",
+        "kind": "Bundle",
+        "node": "n1",
+        "mode": "iptables",
+        "compat": "1.37",
+        "generation": state.generation,
+        "counts": {"services": 2, "servicePorts": 3},
+    }
+
+
+def test_the_digest_is_that_of_the_manifest_without_its_line(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "n1")
+    manifest = tmp_path / "n1" / "manifest.json"
+    # As a shell computes it.
+    command = f"grep -v '^  \"digest\": ' {manifest} | sha256sum | cut -d ' ' -f 1"
+    digest = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip()
+    assert json.loads(manifest.read_text())["digest"] == digest
+    assert manifest.read_text().endswith(f'  "digest": "{digest}"\n}}\n')
+
+
+def test_a_manifest_has_one_key_a_line() -> None:
+    lines = manifest_text({"kind": "Bundle", "files": {"a": "b"}}).splitlines()
+    assert lines[:6] == [
+        "{",
+        '  "apiVersion": "akp/v1",',
+        '  "kind": "Bundle",',
+        '  "files": {',
+        '    "a": "b"',
+        "  },",
+    ]
+
+
+def test_a_manifest_with_a_second_digest_is_not_written() -> None:
+    with pytest.raises(ValueError, match="exactly one digest"):
+        manifest_text({"files": {"digest": ""}})
+
+
+def test_the_program_comes_along_and_can_be_run(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "n1")
+    program = tmp_path / "n1" / "akp-node"
+    assert program.read_text() == node_program()
+    assert os.access(program, os.X_OK)
+    assert (tmp_path / "n1").stat().st_mode & 0o777 == 0o755
+
+
+def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "here")
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom tests.unit.test_bundle import shop, write_bundle\n"
+        "write_bundle(shop(), Path(sys.argv[1]))"
+    )
+    for seed in ("0", "1", "2"):
+        there = tmp_path / f"there-{seed}"
+        subprocess.run([sys.executable, "-c", program, str(there)], env={"PYTHONHASHSEED": seed}, check=True)
+        assert written(there) == written(tmp_path / "here")
+
+
+def test_a_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "n1")
+    (tmp_path / "n1" / "stray").write_text("left over")
+    write_bundle(shop("10.244.1.2"), tmp_path / "n1")
+    assert "stray" not in written(tmp_path / "n1")
+    assert b"10.244.1.2:80" in written(tmp_path / "n1")["iptables.rules"]
+    assert [path.name for path in tmp_path.iterdir()] == ["n1"]
+
+
+def test_a_bundle_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "n1")
+    before = written(tmp_path / "n1")
+    state = shop("10.244.1.2")
+    unwritable = dataclasses.replace(state, frame={**state.frame, ("file", "no/such/directory"): FrameObject()})
+    with pytest.raises(FileNotFoundError):
+        write_bundle(unwritable, tmp_path / "n1")
+    assert written(tmp_path / "n1") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["n1"]
+
+
+def test_a_delta_bundle_names_the_generation_that_it_is_made_for(tmp_path: Path) -> None:
+    old, new = shop(), shop("10.244.1.1", "10.244.1.2")
+    write_delta(delta(old, new), new, tmp_path / "n1")
+    manifest = json.loads((tmp_path / "n1" / "manifest.json").read_text())
+    assert (manifest["kind"], manifest["base"], manifest["generation"]) == ("Delta", old.generation, new.generation)
+    assert set(manifest["files"]) == {
+        "akp-node",
+        "conntrack.udp",
+        "ip6tables.rules",
+        "iptables.rules",
+        "services.jsonl",
+    }
+
+
+def test_services_are_told_one_a_line(tmp_path: Path) -> None:
+    write_bundle(shop(), tmp_path / "n1")
+    lines = (tmp_path / "n1" / "services.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"service": "shop/api", "port": "http", "protocol": "tcp", "family": "IPv4", "clusterIP": "10.96.0.8:80"},
+        {
+            "service": "shop/web",
+            "port": "dns",
+            "protocol": "udp",
+            "family": "IPv4",
+            "clusterIP": "10.96.7.7:53",
+            "endpoints": ["10.244.1.1:53"],
+        },
+        {
+            "service": "shop/web",
+            "port": "http",
+            "protocol": "tcp",
+            "family": "IPv4",
+            "clusterIP": "10.96.7.7:80",
+            "endpoints": ["10.244.1.1:80"],
+        },
+    ]
