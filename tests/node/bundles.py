@@ -158,7 +158,14 @@ def write(directory: Path, files: Mapping[str, str], **fields: str) -> Path:
     contents["akp-node"] = PROGRAM.read_text()
     for name, text in contents.items():
         (directory / name).write_text(text)
-    manifest = {"kind": "Bundle", "node": "n1", "mode": "iptables", "compat": "1.37", "generation": generation, **fields}
+    manifest = {
+        "kind": "Bundle",
+        "node": "n1",
+        "mode": "iptables",
+        "compat": "1.37",
+        "generation": generation,
+        **fields,
+    }
     (directory / "manifest.json").write_text(
         manifest_text({**manifest, "files": {name: sha256(text) for name, text in contents.items()}})
     )

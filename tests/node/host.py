@@ -16,9 +16,9 @@ from tests.node.bundles import PROGRAM
 
 _serial = itertools.count(1)
 _APPLETS = (
-    "awk cat cmp cp cut date grep ls mkdir mktemp mv printf readlink rm rmdir sed sha256sum sleep sort tail touch tr uname wc"
-).split()
-BUILT_IN = re.compile(r"^(\*|:[A-Z]+ |COMMIT)")
+    *("awk", "cat", "cmp", "cp", "cut", "date", "grep", "ls", "mkdir", "mktemp", "mv", "printf", "readlink", "rm"),
+    *("rmdir", "sed", "sha256sum", "sleep", "sort", "tail", "touch", "tr", "uname", "wc"),
+)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Host:
 
     def rules(self) -> str:
         """All rules of both families, without counters and dates, chains in a fixed order."""
-        text = self.sh("for t in mangle filter nat; do $ipt-save -t $t; done; for t in mangle filter nat; do $ip6t-save -t $t; done")
+        text = self.sh("for save in $ipt-save $ip6t-save; do for t in mangle filter nat; do $save -t $t; done; done")
         lines = [re.sub(r" \[\d+:\d+\]$", "", line) for line in text.splitlines() if not line.startswith("#")]
         sections = "\n".join(lines).split("COMMIT")
         return "COMMIT".join(_sorted_chains(section) for section in sections)

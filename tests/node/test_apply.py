@@ -187,7 +187,9 @@ def test_a_jump_that_is_there_twice_is_there_once_afterwards(host: Host, tmp_pat
     assert host.sh("$ipt-save -t nat").count("-A OUTPUT ") == 1
 
 
-@pytest.mark.parametrize("flush", ["$ipt -t nat -F", "$ipt -F", "$ip6t -F", "$ipt -F INPUT", "$ipt -t nat -F PREROUTING"])
+@pytest.mark.parametrize(
+    "flush", ["$ipt -t nat -F", "$ipt -F", "$ip6t -F", "$ipt -F INPUT", "$ipt -t nat -F PREROUTING"]
+)
 def test_a_flush_by_somebody_else_is_healed_by_a_plain_apply(any_flavour: Host, tmp_path: Path, flush: str) -> None:
     bundle = everything(tmp_path / "a")
     any_flavour.apply(bundle)

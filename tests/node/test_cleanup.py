@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a rule stands on one line, as it would be typed.
 """A host after cleanup is the host before the first apply."""
 
 from __future__ import annotations

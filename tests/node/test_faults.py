@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a rule stands on one line, as it would be typed.
 """What goes wrong on a node, and what is left afterwards."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.node.host import Host
 from tests.node.test_apply import INVALID, everything
 
 EXT = "KUBE-EXT-67NZLRHBNDSAWJRO"
-LOCALHOST = f'-A KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m comment --comment "shop/web:http" -m tcp --dport 31080 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j {EXT}'  # noqa: E501
+LOCALHOST = f'-A KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m comment --comment "shop/web:http" -m tcp --dport 31080 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j {EXT}'
 
 
 def refused_in_filter(directory: Path) -> Path:
@@ -58,7 +59,9 @@ def test_a_refused_bundle_leaves_the_old_state(any_flavour: Host, tmp_path: Path
 
 
 def test_the_refused_line_is_named(nft_host: Host, tmp_path: Path) -> None:
-    text = bundles.rules(bundles.shop()).replace("--to-destination 10.244.1.3:8080", "--to-destination 10.244.1.3:80800")
+    text = bundles.rules(bundles.shop()).replace(
+        "--to-destination 10.244.1.3:8080", "--to-destination 10.244.1.3:80800"
+    )
     result = nft_host.akp("apply", bundles.simple(tmp_path / "a", iptables_rules=text))
     assert result.code == 4
     assert "Port `80800' not valid" in result.json["error"]
@@ -66,7 +69,7 @@ def test_the_refused_line_is_named(nft_host: Host, tmp_path: Path) -> None:
     assert nft_host.chains() == set()
 
 
-def killer(directory: Path, host: Host, *, before: str, after: str) -> dict[str, str]:
+def killer(directory: Path, host: Host, *, before: str, after: str) -> str:
     """A PATH where restore kills akp-node around the switching transaction: `before` or `after` it."""
     directory.mkdir()
     for tool in (f"iptables-{host.flavour}", f"ip6tables-{host.flavour}"):
@@ -81,7 +84,7 @@ def killer(directory: Path, host: Host, *, before: str, after: str) -> dict[str,
             f'{before}\n{real} "$@" <"{directory}/input"\n{after}\n'
         )
         script.chmod(0o755)
-    return {"PATH": f"{directory}:{host.environment['PATH']}"}
+    return f"{directory}:{host.environment['PATH']}"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -90,7 +93,7 @@ def test_a_run_killed_around_the_switch_is_healed_by_the_next(host: Host, tmp_pa
     kill = 'kill -9 "$PPID"; exit 1'
     path = killer(tmp_path / "bin", host, before=kill * (moment == "before"), after=kill * (moment == "after"))
     bundle = bundles.simple(tmp_path / "a", bundles.many(60, 4))
-    assert host.akp("apply", bundle, **path).code == -9
+    assert host.akp("apply", bundle, PATH=path).code == -9
     if host.flavour == "nft" and moment == "before":
         assert len(host.chains("KUBE-S[EV][PC]-")) == 300  # staged, and nothing jumps to them
         assert "-j KUBE-SERVICES" not in host.rules()
@@ -104,7 +107,7 @@ def test_a_run_killed_around_the_switch_is_healed_by_the_next(host: Host, tmp_pa
 
 def test_staged_chains_of_a_killed_run_go_with_the_next_bundle(nft_host: Host, tmp_path: Path) -> None:
     path = killer(tmp_path / "bin", nft_host, before='kill -9 "$PPID"; exit 1', after="")
-    nft_host.akp("apply", bundles.simple(tmp_path / "a", bundles.many(60, 4)), **path)
+    nft_host.akp("apply", bundles.simple(tmp_path / "a", bundles.many(60, 4)), PATH=path)
     answer = nft_host.apply(bundles.simple(tmp_path / "b"))
     assert answer["chains"]["ipv4"]["removed"] == 300
     assert len(nft_host.chains("KUBE-S[EV][PC]-")) == 6
@@ -126,8 +129,8 @@ def test_a_held_lock_ends_with_5(nft_host: Host, tmp_path: Path) -> None:
 
 def test_two_runs_at_once_take_turns(nft_host: Host, tmp_path: Path) -> None:
     first, second = bundles.simple(tmp_path / "a"), bundles.simple(tmp_path / "b", bundles.shop("10.244.7.7:1"))
-    command = "for b in A B A B; do dash {program} apply $b & done; wait".replace("A", str(first)).replace("B", str(second))
-    answers = nft_host.sh(command.format(program=bundles.PROGRAM)).splitlines()
+    command = 'for b in "$A" "$B" "$A" "$B"; do dash "$program" apply "$b" & done; wait'
+    answers = nft_host.sh(command, A=str(first), B=str(second), program=str(bundles.PROGRAM)).splitlines()
     assert len(answers) == 4
     assert all('"ok": true' in answer for answer in answers)
     assert nft_host.akp("status", "--verify").json["drift"] == 0
@@ -142,15 +145,17 @@ def hiding(*tools: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("tool", "package", "files"),
     [
-        ("nfacct", "nfacct", {"nfacct_rules": "ct_state_invalid_dropped_pkts\n"}),
-        ("conntrack", "conntrack", {"conntrack_udp": "ipv4 10.96.0.10 53 10.244.1.3:53\n"}),
+        ("nfacct", "nfacct", {"nfacct.rules": "ct_state_invalid_dropped_pkts\n"}),
+        ("conntrack", "conntrack", {"conntrack.udp": "ipv4 10.96.0.10 53 10.244.1.3:53\n"}),
         ("flock", "util-linux", {}),
     ],
 )
 def test_a_missing_tool_is_named_with_its_package(
     nft_host: Host, tmp_path: Path, tool: str, package: str, files: dict[str, str]
 ) -> None:
-    result = nft_host.akp("apply", bundles.simple(tmp_path / "a", **files), prefix=hiding(tool))
+    result = nft_host.akp(
+        "apply", bundles.write(tmp_path / "a", {"iptables.rules": bundles.rules(()), **files}), prefix=hiding(tool)
+    )
     assert result.code == 3
     assert result.json["error"] == f"missing tool: {tool} (package {package})"
     assert nft_host.chains() == set()
@@ -212,9 +217,7 @@ def test_a_lost_state_directory_is_made_again(any_flavour: Host, tmp_path: Path)
     assert any_flavour.akp("status").json["state"] == "applied"
 
 
-def test_files_that_change_after_they_were_checked_are_not_used(
-    new_host: Callable[..., Host], tmp_path: Path
-) -> None:
+def test_files_that_change_after_they_were_checked_are_not_used(new_host: Callable[..., Host], tmp_path: Path) -> None:
     """The program works on its own copy, so a writable bundle directory is no way in."""
     host = new_host()
     bundle = bundles.simple(tmp_path / "a")

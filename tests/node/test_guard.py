@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a rule stands on one line, as it would be typed.
 """Bundles a node refuses, each with the message that an operator needs."""
 
 from __future__ import annotations
