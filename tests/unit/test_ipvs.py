@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy.backends import ipvs
+from agentless_kube_proxy.backends.compat import COMPATS
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.cluster.objects import SCHEDULERS
 from agentless_kube_proxy.proxy.config import InvalidConfig, ProxyConfig, with_schedulers
@@ -314,7 +315,7 @@ def scheduled(schedulers: dict[str, str], *, annotations: bool, base: ProxyConfi
     )
     chosen = with_schedulers(base or config(mode="ipvs"), schedulers, annotations=annotations)
     view = ClusterView(read, chosen).node_view(node_facts(read.nodes[0]))
-    return {key[6:-3]: rest[3:] for key, rest in scheduling(ipvs.Renderer("1.37").state(view)).items() if "96" in key}
+    return {key[6:-3]: rest[3:] for key, rest in scheduling(ipvs.Renderer(COMPATS["1.37"]).state(view)).items() if "96" in key}
 
 
 def test_annotations_count_only_if_they_are_let() -> None:
@@ -354,7 +355,7 @@ def test_nodes_share_what_does_not_depend_on_the_node() -> None:
         NODE_PORT,
         TWO_ENDPOINTS,
     )
-    cluster, renderer = ClusterView(read, config(mode="ipvs")), ipvs.Renderer("1.37")
+    cluster, renderer = ClusterView(read, config(mode="ipvs")), ipvs.Renderer(COMPATS["1.37"])
     one, two = (renderer.state(cluster.node_view(node_facts(each))) for each in read.nodes)
     shared = [first.name for first, second in zip(one.fragments, two.fragments, strict=True) if first is second]
     assert shared == ["shop/a:http tcp"]

@@ -8,18 +8,15 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..proxy.config import ProxyConfig
+from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
 from ..proxy.view import NodeView
 from . import iptables, ipvs, nftables, nftables_file
+from .compat import COMPATS, DEFAULT_COMPAT, Compat
 from .state import Delta, State
-
-# The kube-proxy minor whose rules are written unless another one is asked for.
-DEFAULT_COMPAT = "1.37"
-COMPATS = ("1.37",)
 
 
 class UnknownBackend(Exception):
-    """A mode or a kube-proxy minor that nothing here writes; the message says which there are."""
+    """A mode or a kube-proxy minor that nothing here writes, or a setting that the minor does not know."""
 
 
 class Renderer(Protocol):
@@ -33,7 +30,7 @@ class Renderer(Protocol):
 class _Backend:
     """What a mode's module offers."""
 
-    renderer: Callable[[str], Renderer]
+    renderer: Callable[[Compat], Renderer]
     files: Callable[[State], Iterator[tuple[str, str]]]
     delta_files: Callable[[Delta, State], Iterator[tuple[str, str]]]
 
@@ -51,7 +48,11 @@ def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
         raise UnknownBackend(f"compat {compat!r} is not one of {', '.join(COMPATS)}")
     if config.mode not in _MODES:
         raise UnknownBackend(f"mode {config.mode!r} cannot be written; one of {', '.join(_MODES)} can")
-    return _MODES[config.mode].renderer(compat)
+    profile = COMPATS[compat]
+    for entry in config.node_port_addresses:
+        if entry in NODE_PORT_KEYWORDS and entry not in profile.node_port_keywords:
+            raise UnknownBackend(f"nodePortAddresses: kube-proxy {compat} does not know the keyword {entry}")
+    return _MODES[config.mode].renderer(profile)
 
 
 def files(state: State) -> Iterator[tuple[str, str]]:

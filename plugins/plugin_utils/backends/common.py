@@ -11,6 +11,7 @@ from ..addresses import endpoint_text
 from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
 from ..proxy.view import NodeView, PortView
+from .compat import Compat
 from .state import Object
 
 SYSCTLS: Object = ("file", "sysctls.conf")
@@ -44,12 +45,14 @@ def sysctl_lines(settings: Iterator[tuple[str, int]]) -> str:
     return "".join(f"{name} = {value}\n" for name, value in settings)
 
 
-def udp_frontends(view: PortView) -> str:
+def udp_frontends(view: PortView, compat: Compat) -> str:
     """The frontends of a UDP service port, each with the reply sources that its live flows may have."""
     port = view.port
     if port.protocol != "udp":
         return ""
     serving = ",".join(e.text for e in view.endpoints if e.serving)
+    if not serving and not compat.cleans_unserved_udp:
+        return ""
     family = port.family.value.lower()
     frontends = dict.fromkeys((port.cluster_ip, *port.load_balancer_vips, *port.external_ips))
     lines = [f"{family} {ip} {port.port} {serving or '-'}\n" for ip in frontends]

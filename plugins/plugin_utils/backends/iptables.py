@@ -18,6 +18,7 @@ from ..proxy.facts import DetectLocal
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
+from .compat import Compat
 from .names import hash16
 from .state import Delta, Fragment, FrameObject, Object, State, fragment
 
@@ -74,6 +75,7 @@ _NODEPORTS_COMMENT = (
 class _Context:
     """What the rules of a service port depend on beside its view; equal on most nodes of a cluster."""
 
+    compat: Compat
     family: Family
     masquerade_all: bool
     detect_local: DetectLocal | None
@@ -84,7 +86,7 @@ class _Context:
 class Renderer:
     """Writes down the state of nodes; what nodes share is written once."""
 
-    def __init__(self, compat: str) -> None:
+    def __init__(self, compat: Compat) -> None:
         self._compat = compat
         self._fragments: dict[_Context, dict[tuple[PortView, bool], Fragment]] = {}
 
@@ -100,10 +102,11 @@ class Renderer:
         for family in view.families:
             frame.update(_frame(view, family))
             fragments.extend(self._family_fragments(view, family))
-        return State(view.facts.name, "iptables", self._compat, frame, tuple(fragments))
+        return State(view.facts.name, "iptables", self._compat.minor, frame, tuple(fragments))
 
     def _family_fragments(self, view: NodeView, family: FamilyView) -> Iterator[Fragment]:
         context = _Context(
+            compat=self._compat,
             family=family.family,
             masquerade_all=view.config.masquerade_all,
             detect_local=family.detect_local,
@@ -224,7 +227,7 @@ class _PortRules:
         }
         opened: list[tuple[Object, str]] = [((self._family, *key), text) for key, text in lines.items() if text]
         opened.append((SERVICES, service_line(view)))
-        if udp := udp_frontends(view):
+        if udp := udp_frontends(view, self._context.compat):
             opened.append((CONNTRACK, udp))
         return fragment(self._port.key, self._family, opened, self._chains())
 

@@ -22,6 +22,7 @@ from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
+from .compat import Compat
 from .iptables import FILES, MARKER_CHAIN
 from .ipvs_rules import FILTER_CHAINS, JUMPS, NAT_CHAINS, SETS, rules, set_name
 from .state import Delta, Fragment, FrameObject, Object, State, fragment
@@ -43,6 +44,7 @@ _PROTOCOL_NUMBER = {"tcp": 6, "udp": 17, "sctp": 132}
 class _Context:
     """What a service port's text depends on beside its view; equal on most nodes of a cluster."""
 
+    compat: Compat
     family: Family
     settings: Ipvs
 
@@ -68,7 +70,7 @@ class _Piece:
 class Renderer:
     """Writes down the state of nodes; what nodes share is written once."""
 
-    def __init__(self, compat: str) -> None:
+    def __init__(self, compat: Compat) -> None:
         self._compat = compat
         self._pieces: dict[_Context, dict[tuple[PortView, _Place], _Piece]] = {}
 
@@ -85,10 +87,10 @@ class Renderer:
             pieces = self._family_pieces(view, family)
             frame.update(_frame(view, family, pieces))
             fragments.extend(piece.fragment for piece in pieces)
-        return State(view.facts.name, "ipvs", self._compat, frame, tuple(fragments))
+        return State(view.facts.name, "ipvs", self._compat.minor, frame, tuple(fragments))
 
     def _family_pieces(self, view: NodeView, family: FamilyView) -> list[_Piece]:
-        context = _Context(family.family, view.config.ipvs)
+        context = _Context(self._compat, family.family, view.config.ipvs)
         known = self._pieces.setdefault(context, {})
         held = set(_interface_addresses(view, family))
         node_addresses = _node_addresses(family, held)
@@ -207,7 +209,7 @@ class _PortState:
         self._node_port()
         opened = [(obj, "".join(lines)) for obj, lines in self._lines.items()]
         opened.append((SERVICES, service_line(self._view)))
-        if udp := udp_frontends(self._view):
+        if udp := udp_frontends(self._view, self._context.compat):
             opened.append((CONNTRACK, udp))
         servers = self._virtual_servers(taken, claimed)
         made = fragment(self._port.key, name, opened, (((name, "ipvs", key), text) for key, text in servers))

@@ -17,6 +17,7 @@ from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
+from .compat import Compat
 from .names import nftables_endpoint_base, nftables_port_base
 from .nftables_file import ADDRESS, BASE_CHAINS, CONTAINERS, NFT, element_line, rule_lines
 from .state import Fragment, FrameObject, Object, State, fragment
@@ -40,6 +41,7 @@ _CHAINS = (
 class _Context:
     """What the rules of a service port depend on beside its view; equal on most nodes of a cluster."""
 
+    compat: Compat
     family: Family
     mark: str
     detect_local: DetectLocal | None
@@ -49,7 +51,7 @@ class _Context:
 class Renderer:
     """Writes down the state of nodes; what nodes share is written once."""
 
-    def __init__(self, compat: str) -> None:
+    def __init__(self, compat: Compat) -> None:
         self._compat = compat
         self._fragments: dict[_Context, dict[tuple[PortView, bool], Fragment]] = {}
 
@@ -63,6 +65,7 @@ class Renderer:
         fragments: list[Fragment] = []
         for family in view.families:
             context = _Context(
+                compat=self._compat,
                 family=family.family,
                 mark=f"{view.config.masquerade_mark:#010x}",
                 detect_local=family.detect_local,
@@ -70,7 +73,7 @@ class Renderer:
             )
             frame.update(_frame(view, family, context))
             fragments.extend(self._family_fragments(family, context))
-        return State(view.facts.name, "nftables", self._compat, frame, tuple(fragments))
+        return State(view.facts.name, "nftables", self._compat.minor, frame, tuple(fragments))
 
     def _family_fragments(self, family: FamilyView, context: _Context) -> Iterator[Fragment]:
         known = self._fragments.setdefault(context, {})
@@ -137,7 +140,7 @@ def _static_rules(view: NodeView, family: FamilyView, context: _Context) -> dict
         node_port = local_node_port = f"{ip} daddr @nodeport-ips"
     cluster_ips = [f'{ip} daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"']
     if family.service_cidrs:
-        cidrs = ", ".join(family.service_cidrs)
+        cidrs = " , ".join(family.service_cidrs)
         cluster_ips.append(f'{ip} daddr {{ {cidrs} }} drop comment "Drop traffic to unallocated ClusterIPs"')
     node_ports_check = [f"{node_port} meta l4proto . th dport vmap @no-endpoint-nodeports"]
     if context.reject_on_localhost:
@@ -215,7 +218,7 @@ class _PortRules:
             known.setdefault(key, element_line(self._family, container, key + value))
         opened = [(obj, "".join(elements.values())) for obj, elements in lines.items()]
         opened.append((SERVICES, service_line(self._view)))
-        if udp := udp_frontends(self._view):
+        if udp := udp_frontends(self._view, self._context.compat):
             opened.append((CONNTRACK, udp))
         return fragment(self._port.key, self._family, opened, self._objects())
 
@@ -296,7 +299,7 @@ class _PortRules:
                 yield f"{self._ip} saddr @affinity-{base} goto endpoint-{base}"
             choices = " , ".join(f"{index} : goto endpoint-{base}" for index, base in enumerate(bases))
             yield f"numgen random mod {count} vmap {{ {choices} }}"
-        elif count == 1:
+        elif count == 1 and self._context.compat.short_dnat:
             yield self._dnat(endpoints[0])
         else:
             choices = " , ".join(f"{index} : {e.ip} . {e.port}" for index, e in enumerate(endpoints))
