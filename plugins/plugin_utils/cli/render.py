@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import backends
+from ..backends.compat import DEFAULT_COMPAT
 from ..bundle.write import write_bundle
 from ..cluster.files import UnreadableFile, documents, load
 from ..cluster.objects import ANNOTATION_SCHEDULER
@@ -67,7 +68,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--compat",
-        default=backends.DEFAULT_COMPAT,
+        default=DEFAULT_COMPAT,
         metavar="MINOR",
         help="the kube-proxy minor whose rules are written (default: %(default)s)",
     )
