@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from . import draw
+from . import draw, goldens
 from .run import Runner, Settings, twins
 
 MODES = ("iptables", "nftables")
@@ -26,19 +26,19 @@ def main() -> int:
     parser.add_argument("--no-packets", action="store_true", help="compare rules only")
     parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="how long to look for the cause")
     parser.add_argument("--output", type=Path, default=Path("build/conformance"), help="where the report goes")
-    parser.add_argument("--record", type=Path, metavar="DIR", help="keep what kube-proxy programmed as goldens")
+    parser.add_argument("--record", action="store_true", help="record the goldens anew, and nothing else")
     own = parser.add_argument_group("a cluster of yours instead of drawn ones")
     own.add_argument("--cluster", type=Path, metavar="FILE", help="its objects: YAML or JSON, or a folder of them")
     own.add_argument("--config", type=Path, metavar="FILE", help="its KubeProxyConfiguration")
     own.add_argument("--node", help="the node to be")
     args = parser.parse_args()
     settings = Settings(
-        minor=args.compat, steps=args.steps, packets=not args.no_packets, shrink_seconds=args.shrink,
-        output=args.output, record=args.record,
+        minor=args.compat, steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),
+        shrink_seconds=args.shrink, output=args.output, record=goldens.FOLDER if args.record else None,
     )  # fmt: skip
     with twins(args.compat) as twin:
         runner = Runner(twin, settings)
-        report = runner.run(_given(args) if args.cluster else _drawn(args))
+        report = runner.run(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
     print(f"\n{report.summary()}\n{report.write(args.output)}")
     return 1 if report.failed or not report.cases else 0
 
@@ -46,7 +46,13 @@ def main() -> int:
 def _drawn(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     for mode in args.mode or MODES:
         for seed in range(args.seed, args.seed + args.clusters):
-            yield draw.cluster(seed, mode)
+            yield draw.cluster(seed, mode, args.compat)
+
+
+def _recorded(args: argparse.Namespace) -> Iterator[draw.Cluster]:
+    for mode in args.mode or MODES:
+        for seed in goldens.SEEDS[mode]:
+            yield draw.cluster(seed, mode, args.compat)
 
 
 def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
@@ -58,7 +64,7 @@ def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     objects = [obj for file in files for document in yaml.safe_load_all(file.read_text()) for obj in _items(document)]
     config = yaml.safe_load(args.config.read_text())
     node = args.node or config["hostnameOverride"].strip().lower()
-    yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects))
+    yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects), args.compat)
 
 
 def _items(document: Any) -> list[draw.Object]:

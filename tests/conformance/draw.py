@@ -44,6 +44,7 @@ class Cluster:
     node: str
     config: Object
     objects: tuple[Object, ...]
+    minor: str = "1.37"
 
     def of(self, kind: str) -> list[Object]:
         return [obj for obj in self.objects if obj["kind"] == kind]
@@ -63,17 +64,17 @@ class Cluster:
         return next(obj for obj in self.of("Node") if obj["metadata"]["name"] == self.node)
 
 
-def cluster(seed: int, mode: str) -> Cluster:
-    """Draw a cluster; one in eight has over 1,000 endpoints."""
-    drawer = Drawer(random.Random(f"{mode}/{seed}"), mode)
+def cluster(seed: int, mode: str, minor: str = "1.37") -> Cluster:
+    """Draw a cluster that a Kubernetes minor can handle; one in eight has over 1,000 endpoints."""
+    drawer = Drawer(random.Random(f"{mode}/{seed}"), mode, minor)
     return drawer.cluster(seed, large=seed % 8 == 5)
 
 
 class Drawer:
     """Draws objects one after the other; a history goes on drawing from the one that made its cluster."""
 
-    def __init__(self, rng: random.Random, mode: str, taken: Sequence[Object] = ()) -> None:
-        self.random, self.mode, self.plan = rng, mode, Plan(rng)
+    def __init__(self, rng: random.Random, mode: str, minor: str, taken: Sequence[Object] = ()) -> None:
+        self.random, self.mode, self.minor, self.plan = rng, mode, minor, Plan(rng)
         self.numbers = iter(range(500_000 if taken else 0, 1_000_000))
         self.plan.take(taken)
         self.host_network: set[str] = set()
@@ -95,8 +96,8 @@ class Drawer:
             slices += self.bulk(service, self.random.choice((1010, 1300)))
         slices += self.strangers()
         objects = (*self.service_cidrs(), *nodes, *services, *slices)
-        config = options.draw(self.random, self.mode, nodes[index])
-        drawn = Cluster(seed, self.mode, nodes[index]["metadata"]["name"], config, objects)
+        config = options.draw(self.random, self.mode, nodes[index], self.minor)
+        drawn = Cluster(seed, self.mode, nodes[index]["metadata"]["name"], config, objects, self.minor)
         if undefined(drawn.objects, self.mode):
             raise AssertionError(f"seed {seed} drew a cluster that kube-proxy itself treats in no fixed way")
         return drawn
@@ -156,7 +157,10 @@ class Drawer:
                 ("ClusterIP", "NodePort", "LoadBalancer", "Headless", "ExternalName"), (38, 20, 34, 4, 4)
             )[0]
         )
-        meta: Object = {"namespace": self.random.choice(NAMESPACES), "name": name}
+        namespace = self.random.choice(NAMESPACES)
+        if self.minor == "1.36" and self.mode == "nftables":
+            namespace = "ns0"  # it passed comments of over 128 bytes to nft, which refuses them and everything else
+        meta: Object = {"namespace": namespace, "name": name}
         if self.chance(0.04):
             meta["labels"] = {"service.kubernetes.io/service-proxy-name": self.random.choice(("", "other-proxy"))}
         if self.chance(0.2):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .draw import NAMESPACES, ZONES, Cluster, Drawer
+from .draw import ZONES, Cluster, Drawer
 from .plan import IPV4, IPV6
 from .undefined import undefined
 
@@ -53,7 +53,7 @@ class History:
     def __init__(self, cluster: Cluster) -> None:
         self.random = random.Random(f"history/{cluster.mode}/{cluster.seed}")
         self.cluster = cluster
-        self.drawer = Drawer(self.random, cluster.mode, taken=cluster.objects)
+        self.drawer = Drawer(self.random, cluster.mode, cluster.minor, taken=cluster.objects)
         self.mutations: tuple[Callable[[list[Object]], None], ...] = (
             self.conditions, self.conditions, self.remove_endpoints, self.add_endpoints, self.add_endpoints,
             self.hints, self.add_slice, self.remove_slice, self.policy, self.policy, self.retype, self.retype,
@@ -261,7 +261,6 @@ class History:
 
     def add_service(self, objects: list[Object]) -> None:
         service = self.drawer.service()
-        service["metadata"]["namespace"] = self.random.choice(NAMESPACES)
         objects.append(service)
         objects += self.drawer.slices(service)
 

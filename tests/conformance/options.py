@@ -41,7 +41,7 @@ CLUSTER_CIDRS = (
 )
 
 
-def draw(rng: random.Random, mode: str, node: Object) -> Object:
+def draw(rng: random.Random, mode: str, node: Object, minor: str) -> Object:
     name = node["metadata"]["name"]
     config: Object = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -54,6 +54,8 @@ def draw(rng: random.Random, mode: str, node: Object) -> Object:
         config["mode"] = ""
     _detect_local(rng, config)
     addresses = rng.choice(NODE_PORT_ADDRESSES)
+    if minor == "1.36" and addresses and addresses != ["primary"] and not all("/" in entry for entry in addresses):
+        addresses = ["primary"]  # it knew no other keyword, and this one only alone
     if addresses is not None:
         config["nodePortAddresses"] = addresses
     if rng.random() < 0.2:
@@ -64,7 +66,7 @@ def draw(rng: random.Random, mode: str, node: Object) -> Object:
         "nftables" if mode == "nftables" else "iptables",
     }:
         config[section] = _section(rng, section)
-    gates = {gate: value for gate, value in _gates(mode).items() if rng.random() < 0.1}
+    gates = {gate: value for gate, value in _gates(mode, minor).items() if rng.random() < 0.1}
     if gates:
         config["featureGates"] = gates
     return config
@@ -117,8 +119,8 @@ def _section(rng: random.Random, section: str) -> Object:
     return drawn
 
 
-def _gates(mode: str) -> dict[str, bool]:
+def _gates(mode: str, minor: str) -> dict[str, bool]:
     gates = {"AllowServiceExternalIPs": False}
-    if mode == "nftables":
+    if mode == "nftables" and minor != "1.36":
         gates["KubeProxyNFTablesLocalhostNodePorts"] = True
     return gates
