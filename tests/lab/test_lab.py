@@ -240,14 +240,9 @@ def test_a_lab_by_hand_stays_until_it_is_taken_down() -> None:
 
 @pytest.mark.parametrize(("nodes", "seconds"), [(3, 1.0), (50, 5.0)])
 def test_labs_are_quick_to_make(make_lab: Callable[..., Lab], nodes: int, seconds: float) -> None:
-    """The best of three, for the machine may be busy with something else."""
-    best = 99.0
-    for _ in range(3):
-        began = time.monotonic()
-        lab = make_lab(nodes=nodes)
-        best = min(best, time.monotonic() - began)
-        assert lab.nodes[-1].ssh("hostname").stdout == f"n{nodes}\n"
-        lab.close()
-        if best < seconds:
-            break
-    assert best < seconds
+    """On a machine that is busy with other things, in as much more time as there are more processes than cores."""
+    began = time.monotonic()
+    lab = make_lab(nodes=nodes)
+    took = time.monotonic() - began
+    assert lab.nodes[-1].ssh("hostname").stdout == f"n{nodes}\n"
+    assert took < seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
