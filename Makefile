@@ -37,7 +37,7 @@ lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
-	@$(BIN)/pytest -q --ignore tests/conformance $(ARGS)
+	@$(BIN)/pytest -q --numprocesses auto --dist loadfile --ignore tests/conformance $(ARGS)
 
 demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
 	@$(BIN)/python -m tests.lab.demo $(ARGS)
