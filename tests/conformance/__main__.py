@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from . import draw, goldens
+from . import draw, goldens, history
 from .run import Runner, Settings, twins
 
 MODES = ("iptables", "nftables")
@@ -31,14 +33,19 @@ def main() -> int:
     own.add_argument("--cluster", type=Path, metavar="FILE", help="its objects: YAML or JSON, or a folder of them")
     own.add_argument("--config", type=Path, metavar="FILE", help="its KubeProxyConfiguration")
     own.add_argument("--node", help="the node to be")
+    own.add_argument(
+        "--changes", type=Path, metavar="FILE", help="what happens to it: a JSON object with an action a line"
+    )
     args = parser.parse_args()
+    clusters = list(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
     settings = Settings(
         minor=args.compat, steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),
         shrink_seconds=args.shrink, output=args.output, record=goldens.FOLDER if args.record else None,
+        changes=_step(clusters[0], args.changes) if args.changes else None,
     )  # fmt: skip
     with twins(args.compat) as twin:
         runner = Runner(twin, settings)
-        report = runner.run(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
+        report = runner.run(clusters)
     print(f"\n{report.summary()}\n{report.write(args.output)}")
     return 1 if report.failed or not report.cases else 0
 
@@ -65,6 +72,18 @@ def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     config = yaml.safe_load(args.config.read_text())
     node = args.node or config["hostnameOverride"].strip().lower()
     yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects), args.compat)
+
+
+def _step(cluster: draw.Cluster, file: Path) -> history.Step:
+    changes = [json.loads(line) for line in file.read_text().splitlines()]
+    made = [history.Change(change.pop("action"), change) for change in changes]
+    objects = {history.key(obj): obj for obj in cluster.objects}
+    for change in made:
+        if change.action == "delete":
+            objects.pop(history.key(change.object), None)
+        else:
+            objects[history.key(change.object)] = change.object
+    return history.Step(tuple(made), replace(cluster, objects=tuple(objects.values())))
 
 
 def _items(document: Any) -> list[draw.Object]:

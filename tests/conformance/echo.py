@@ -27,6 +27,10 @@ def make(namespace: str, protocol: str, ipv6: bool) -> socket.socket:
     return made
 
 
+def _freebind(sock: socket.socket, ipv6: bool) -> None:
+    sock.setsockopt(*((socket.IPPROTO_IPV6, IPV6_FREEBIND) if ipv6 else (socket.IPPROTO_IP, IP_FREEBIND)), 1)
+
+
 class Servers:
     """Echo servers on any number of ports; `close` ends them all."""
 
@@ -41,6 +45,7 @@ class Servers:
                 continue
             made = make(namespace, protocol, ipv6)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _freebind(made, ipv6)  # to answer from addresses that are ours by a route only
             made.bind((address or ("::" if ipv6 else "0.0.0.0"), port))
             if protocol == "TCP":
                 made.listen(512)
@@ -95,9 +100,7 @@ async def call(
     with make(namespace, protocol, ipv6) as sock:
         try:
             if source is not None:
-                sock.setsockopt(
-                    *((socket.IPPROTO_IPV6, IPV6_FREEBIND) if ipv6 else (socket.IPPROTO_IP, IP_FREEBIND)), 1
-                )
+                _freebind(sock, ipv6)
                 sock.bind((source, 0))
             async with asyncio.timeout(timeout):
                 await loop.sock_connect(sock, (destination, port))

@@ -43,8 +43,8 @@ QUIET = (
 
 
 def pod_client(cidr: str) -> str:
-    """The address of the client pod in a node's pod CIDR; drawn endpoints start behind it."""
-    return str(ipaddress.ip_network(cidr)[5])
+    """The address of the client pod in a node's pod CIDR; no drawn endpoint has it."""
+    return str(ipaddress.ip_network(cidr)[0xFFFE if ":" in cidr else 5])
 
 
 @dataclass
@@ -59,7 +59,7 @@ class World:
         ranges = (CLUSTER_CIDR4, CLUSTER_CIDR6, f"{CROWD[IPV4]}0/24", f"{CROWD[IPV6]}/64")
         _batch(self.name, [
             *(f"addr add {address} dev lo" for address in (WORLD4, WORLD6, *OUTSIDE[IPV4], *OUTSIDE[IPV6])),
-            *(_route("add local", cidr, "dev lo") for cidr in ranges),
+            *(_route("add local", cidr, "dev lo table main") for cidr in ranges),
         ])  # fmt: skip
 
     def remove(self) -> None:
@@ -102,8 +102,12 @@ class Node:
             *(_route("add", prefix, f"via inet6 {WORLD_LINK_LOCAL} dev eth0") for prefix in ("0.0.0.0/0", "::/0")),
         ])  # fmt: skip
         self._link(self.pods, "veth1", "fe80::2", pods)
-        _batch(self.pods, [_route("add local", cidr, "dev lo") for cidr in pods])
         own = [pod_client(cidr) for cidr in pods]
+        # In the main table, where the client's own route, being longer, still counts.
+        _batch(self.pods, [
+            *(_route("add local", cidr, "dev lo table main") for cidr in pods),
+            *(_route("add", client, "via inet6 fe80::1 dev eth0") for client in own),
+        ])  # fmt: skip
         self._link(self.pod, interface, "fe80::3", own)
         _batch(self.pod, [f"addr add {address} dev eth0" for address in own])
 

@@ -18,11 +18,11 @@ from tests.controlplane import ApiError, ControlPlane, binaries
 
 from . import goldens
 from .draw import Cluster
-from .history import History
+from .history import History, Step, changes
 from .namespaces import WORLD4, WORLD6, World
 from .ours import Refused
 from .report import Case, Report
-from .shrink import Shrinker
+from .shrink import Shrinker, shrink_step
 from .twin import Twin
 
 # Leading zeros, host bits and the like are no longer accepted in new objects, but live on in old clusters.
@@ -37,6 +37,7 @@ class Settings:
     shrink_seconds: float = 120
     output: Path = Path("build/conformance")
     record: Path | None = None
+    changes: Step | None = None
 
 
 @contextmanager
@@ -81,6 +82,7 @@ class Runner:
     def case(self, cluster: Cluster) -> Case:
         """One cluster: first state, packets, history; ends at the first difference."""
         case, started = Case(cluster), time.monotonic()
+        self._last = (cluster, cluster)
         try:
             self._live(cluster, case)
         except (Refused, RuntimeError, ApiError) as error:
@@ -88,7 +90,7 @@ class Runner:
         finally:
             self.twin.stop()
         if case.failures and self.settings.shrink_seconds:
-            case.failures.append(self._shrunk(cluster))
+            case.failures.append(self._shrunk(*self._last))
         case.seconds = time.monotonic() - started
         return case
 
@@ -101,15 +103,22 @@ class Runner:
         if self.settings.packets:
             case.probes, discords = self.twin.packets(cluster)
             case.failures += [str(discord) for discord in discords]
-        history = History(cluster)
-        for number in range(1, self.settings.steps + 1):
-            step = history.step()
+        for number, step in enumerate(self._steps(cluster), 1):
+            self._last = (self._last[1], step.after)
             self.twin.change(step.changes)
             self.twin.catch_up(step.after)
             what = ", ".join(str(change) for change in step.changes)
             if not self._compare(step.after, case, f"after step {number} ({what})"):
-                self._keep(step.after, f"{cluster.mode}-{cluster.seed}-step{number}")
                 return
+
+    def _steps(self, cluster: Cluster) -> Iterator[Step]:
+        """The changes that were given, or a drawn history."""
+        if self.settings.changes is not None:
+            yield self.settings.changes
+            return
+        history = History(cluster)
+        for _ in range(self.settings.steps):
+            yield history.step()
 
     def _compare(self, cluster: Cluster, case: Case, when: str) -> bool:
         result = self.twin.compare(cluster)
@@ -121,29 +130,42 @@ class Runner:
 
     # When something differs
 
-    def _shrunk(self, cluster: Cluster) -> str:
-        """The smallest cluster that still differs, as manifests, or the words that only the history differs."""
+    def _shrunk(self, before: Cluster, after: Cluster) -> str:
+        """The smallest cluster that still differs, or the smallest change of one, as manifests."""
+        seconds = self.settings.shrink_seconds
+        name = f"{after.mode}-{after.seed}"
+        if self._differs(after):
+            shrinker = Shrinker(self._differs, seconds)
+            folder = self._keep(shrinker.shrink(after), name)
+            manifests = (folder / "cluster.yaml").read_text() + "---\n" + (folder / "config.yaml").read_text()
+            return f"The smallest cluster that differs, again with\n  {_again(folder, after)}\n\n{manifests}"
+        if before is after or not self._differs(before, after):
+            return "This did not happen again."
+        first, second = shrink_step(before, after, self._differs, seconds)
+        folder = self._keep(first, name)
+        told = "\n".join(json.dumps({"action": c.action, **c.object}) for c in changes(first.objects, second.objects))
+        (folder / "changes.json").write_text(told + "\n")
+        return (
+            f"Only the way there differs. The smallest cluster, again with\n  {_again(folder, after)} "
+            f"--changes {folder}/changes.json\n\n{(folder / 'cluster.yaml').read_text()}\nand its changes:\n{told}"
+        )
 
-        def differs(candidate: Cluster) -> bool:
-            try:
-                self.twin.start(candidate)
-                return bool(self.twin.compare(candidate, patience=1).differences)
-            except Refused:
-                return True
-            except (RuntimeError, ApiError):
-                return False
-            finally:
-                self.twin.stop()
-
-        if not differs(cluster):
-            return "The cluster as drawn does not differ; its history does (see the changes above)."
-        shrinker = Shrinker(differs, self.settings.shrink_seconds)
-        smallest = shrinker.shrink(cluster)
-        folder = self._keep(smallest, f"{cluster.mode}-{cluster.seed}")
-        manifests = (folder / "cluster.yaml").read_text() + "---\n" + (folder / "config.yaml").read_text()
-        options = f"--cluster {folder}/cluster.yaml --config {folder}/config.yaml --node {cluster.node}"
-        again = f"python -m tests.conformance {options}"
-        return f"The smallest cluster that differs ({shrinker.tries} tries), again with\n  {again}\n\n{manifests}"
+    def _differs(self, before: Cluster, after: Cluster | None = None) -> bool:
+        """Whether a cluster, or the way from one to the next, ends in a difference; what is refused does not count."""
+        try:
+            self.twin.start(before)
+            if after is None:
+                return bool(self.twin.compare(before, patience=1).differences)
+            self.twin.apply(before)
+            self.twin.change(changes(before.objects, after.objects))
+            self.twin.catch_up(after)
+            return bool(self.twin.compare(after, patience=1).differences)
+        except Refused:
+            return True
+        except (RuntimeError, ApiError):
+            return False
+        finally:
+            self.twin.stop()
 
     def _keep(self, cluster: Cluster, name: str) -> Path:
         folder = self.settings.output / "failures" / name
@@ -152,3 +174,8 @@ class Runner:
         (folder / "cluster.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
         (folder / "config.yaml").write_text(yaml.safe_dump(cluster.config, sort_keys=False))
         return folder
+
+
+def _again(folder: Path, cluster: Cluster) -> str:
+    options = f"--cluster {folder}/cluster.yaml --config {folder}/config.yaml --node {cluster.node}"
+    return f"python -m tests.conformance {options} --compat {cluster.minor}"

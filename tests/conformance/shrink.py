@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,21 @@ ENDPOINT_FIELDS = ("hints", "conditions", "zone", "targetRef", "hostname", "node
 
 class OutOfTime(Exception):
     pass
+
+
+def minimise(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequence[T]:
+    """Leave out as many items as possible while it still fails: large parts first, then smaller ones."""
+    kept, part = list(items), max(1, len(items))
+    while kept and part:
+        start = 0
+        while start < len(kept):
+            without = kept[:start] + kept[start + part :]
+            if fails(without):
+                kept = without
+            else:
+                start += part
+        part //= 2
+    return kept
 
 
 class Shrinker:
@@ -55,31 +71,15 @@ class Shrinker:
         return True
 
     def _minimise(self, items: Sequence[T], build: Callable[[Sequence[T]], Cluster]) -> None:
-        """Leave out as many items as possible: large parts first, then smaller ones."""
-        kept, part = list(items), max(1, len(items))
-        while kept and part:
-            start = 0
-            while start < len(kept):
-                without = kept[:start] + kept[start + part :]
-                if self._try(build(without)):
-                    kept = without
-                else:
-                    start += part
-            part //= 2
+        minimise(items, lambda kept: self._try(build(kept)))
 
     def _services(self) -> None:
         """Services together with their slices."""
         cluster = self.best
-        groups: dict[tuple[str, str], list[Object]] = {}
-        rest: list[Object] = []
+        groups: dict[tuple[str, str] | None, list[Object]] = {}
         for obj in cluster.objects:
-            meta = obj["metadata"]
-            if obj["kind"] == "Service":
-                groups.setdefault((meta["namespace"], meta["name"]), []).append(obj)
-            elif owner := meta.get("labels", {}).get("kubernetes.io/service-name"):
-                groups.setdefault((meta["namespace"], owner), []).append(obj)
-            else:
-                rest.append(obj)
+            groups.setdefault(_owner(obj), []).append(obj)
+        rest = groups.pop(None, [])
         self._minimise(
             list(groups.values()),
             lambda kept: replace(cluster, objects=(*rest, *(obj for group in kept for obj in group))),
@@ -118,6 +118,40 @@ class Shrinker:
         for name in list(self.best.config):
             if name not in ("apiVersion", "kind", "mode", "hostnameOverride", "conntrack"):
                 self._try(replace(self.best, config={k: v for k, v in self.best.config.items() if k != name}))
+
+
+def shrink_step(
+    before: Cluster, after: Cluster, differs: Callable[[Cluster, Cluster], bool], seconds: float
+) -> tuple[Cluster, Cluster]:
+    """The fewest Services with which going from one cluster to the other still ends in a difference."""
+    deadline = time.monotonic() + seconds
+    best = (before, after)
+
+    def only(cluster: Cluster, owners: Sequence[tuple[str, str]]) -> Cluster:
+        kept = set(owners)
+        return replace(cluster, objects=tuple(o for o in cluster.objects if _owner(o) is None or _owner(o) in kept))
+
+    def fails(owners: Sequence[tuple[str, str]]) -> bool:
+        nonlocal best
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        candidate = (only(before, owners), only(after, owners))
+        if not differs(*candidate):
+            return False
+        best = candidate
+        return True
+
+    owners = {owner for cluster in (before, after) for obj in cluster.objects if (owner := _owner(obj)) is not None}
+    with contextlib.suppress(OutOfTime):
+        minimise(sorted(owners), fails)
+    return best
+
+
+def _owner(obj: Object) -> tuple[str, str] | None:
+    """The Service that an object is, or belongs to."""
+    meta = obj["metadata"]
+    name = meta["name"] if obj["kind"] == "Service" else meta.get("labels", {}).get("kubernetes.io/service-name")
+    return (meta["namespace"], name) if name and obj["kind"] in ("Service", "EndpointSlice") else None
 
 
 def _removable(obj: Object) -> Iterator[tuple[str | int, ...]]:

@@ -19,11 +19,12 @@ from typing import Any
 from tests.controlplane import ControlPlane, binaries, netns
 
 from . import kernel, packets
-from .draw import Cluster
+from .draw import NODES, Cluster
 from .history import Change
 from .kubeproxy import KubeProxy, Sentinel
 from .namespaces import WORLD4, WORLD6, Node, World
 from .ours import Refused, Renderer
+from .plan import IPV4, IPV6, node_address
 
 Object = dict[str, Any]
 
@@ -58,9 +59,11 @@ class Twin:
         self._proxy: KubeProxy | None = None
 
     def close(self) -> None:
-        self.stop()
-        self._renderer.close()
-        self.ours.world.remove()
+        try:
+            self.stop()
+        finally:
+            self._renderer.close()
+            self.ours.world.remove()
 
     # One cluster
 
@@ -68,10 +71,11 @@ class Twin:
         """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
         self.plane.load([*cluster.objects, *self.sentinel.objects()])
         addresses = internal_addresses(cluster.own_node())
-        others = [a for node in cluster.of("Node") for a in internal_addresses(node) if a not in addresses]
+        others = [a for node in cluster.of("Node") for a in internal_addresses(node)]
+        others += [node_address(index, family) for index in range(1, NODES + 1) for family in (IPV4, IPV6)]
         interface = cluster.config.get("detectLocal", {}).get("bridgeInterface", "veth0")
         for side in (self.real, self.ours):
-            side.build(addresses, others, cluster.pod_cidrs, interface)
+            side.build(addresses, sorted({*others} - {*addresses}), cluster.pod_cidrs, interface)
         server = WORLD4 if any(":" not in address for address in addresses) else WORLD6
         kubeconfig = self.plane.kubeconfig(self.folder / "kubeconfig", "kube-proxy", server)
         self._proxy = KubeProxy(self.real.name, self.binary, self.folder, cluster.config, kubeconfig)
@@ -101,6 +105,7 @@ class Twin:
 
     def change(self, changes: Sequence[Change]) -> None:
         client = self.plane.client
+        self.plane.make_namespaces(change.object for change in changes)
         actions = {"create": client.create, "replace": client.replace, "delete": client.delete}
         for change in changes:
             actions[change.action](change.object)

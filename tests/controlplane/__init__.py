@@ -219,14 +219,16 @@ class ControlPlane:
         by_kind: dict[str, list[Object]] = {}
         for obj in objects:
             by_kind.setdefault(obj["kind"], []).append(obj)
-        existing = {o["metadata"]["name"] for o in self.client.list_all("Namespace")}
-        wanted = {
-            o["metadata"].get("namespace") for kind in ("Service", "EndpointSlice") for o in by_kind.get(kind, [])
-        }
-        for name in sorted(wanted - existing - {None}):
-            self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        self.make_namespaces(obj for found in by_kind.values() for obj in found)
         for kind in EXPORTED:
             self.client.create_all(by_kind.get(kind, []))
+
+    def make_namespaces(self, objects: Iterable[Object]) -> None:
+        """The namespaces that objects want to live in; no controller is there to delete them again, so they stay."""
+        wanted = {obj["metadata"]["namespace"] for obj in objects if "namespace" in obj["metadata"]}
+        existing = {obj["metadata"]["name"] for obj in self.client.list_all("Namespace")}
+        for name in sorted(wanted - existing):
+            self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
     def clear(self) -> None:
         """Delete every object of a cluster except the API server's own; namespaces stay, nothing reads them."""
