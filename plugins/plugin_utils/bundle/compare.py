@@ -8,14 +8,13 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..backends.common import SERVICES, service_record
-from ..cluster.snapshot import Snapshot
-from ..proxy.config import ProxyConfig
-from ..proxy.facts import NodeFacts
-from ..proxy.view import ClusterView
-from .manifest import FILE
+from .manifest import FILE, SERVICES_FILE
+
+if TYPE_CHECKING:
+    from ..cluster.snapshot import Snapshot
+
 
 # (service, port name, protocol, family) -> the service port's record
 Records: TypeAlias = dict[tuple[str, str, str, str], dict[str, Any]]
@@ -47,7 +46,7 @@ class Change:
 
 def bundle_records(directory: Path) -> Records:
     """The service ports of a bundle."""
-    file = directory / SERVICES[1]
+    file = directory / SERVICES_FILE
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         return parse_records(lines)
@@ -66,6 +65,12 @@ def parse_records(lines: Iterable[str]) -> Records:
 
 def cluster_records(snapshot: Snapshot) -> Records:
     """The service ports of a cluster, seen from nowhere in particular: every endpoint that may serve."""
+    # Here and not above: who compares bundles has no use for the rest of the engine.
+    from ..backends.common import service_record
+    from ..proxy.config import ProxyConfig
+    from ..proxy.facts import NodeFacts
+    from ..proxy.view import ClusterView
+
     view = ClusterView(snapshot, ProxyConfig()).node_view(NodeFacts(name=""))
     records: Records = {}
     for family in view.families:
@@ -159,7 +164,7 @@ def _other_changes(old: Path, new: Path, *, explained: bool) -> Iterator[Change]
     same_mode = not details
     names = dict.fromkeys((*before["files"], *after["files"]))
     for name in names:
-        if before["files"].get(name) == after["files"].get(name) or name == SERVICES[1]:
+        if before["files"].get(name) == after["files"].get(name) or name == SERVICES_FILE:
             continue
         # Rule files change with every Service; they are told line by line only if no Service explains it.
         if name in ("sysctls.conf", "nfacct.rules") or (

@@ -11,6 +11,7 @@ from typing import Any
 
 API_VERSION = "akp/v1"
 FILE = "manifest.json"
+SERVICES_FILE = "services.jsonl"
 
 
 def sha256(content: str | bytes) -> str:

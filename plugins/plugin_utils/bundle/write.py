@@ -7,21 +7,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from .. import backends
-from ..backends.common import SERVICES
+from ..backends.common import CONNTRACK, SERVICES
 from ..backends.state import Delta, State
 from .manifest import FILE, manifest_text, sha256
-
-PROGRAM = "akp-node"
-
-
-def node_program() -> str:
-    """The program that applies a bundle on a node."""
-    return resources.files(__package__).joinpath(PROGRAM).read_text(encoding="utf-8")
+from .program import PROGRAM, node_program
 
 
 def write_bundle(state: State, directory: Path) -> None:
@@ -39,7 +32,10 @@ def write_bundle(state: State, directory: Path) -> None:
 
 
 def write_delta(change: Delta, state: State, directory: Path) -> None:
-    """The bundle that turns a node's base generation into a new one."""
+    """The bundle that turns a node's base generation into a new one.
+
+    Files of one line per Service are told as the lines that go and come, so that a delta is as small as the change.
+    """
     fields: dict[str, Any] = {
         "kind": "Delta",
         "node": state.node,
@@ -49,7 +45,18 @@ def write_delta(change: Delta, state: State, directory: Path) -> None:
         "base": change.base,
         "counts": {"changed": len(change.changed), "removed": len(change.removed)},
     }
-    _write(directory, fields, [*backends.delta_files(change, state), (PROGRAM, node_program())])
+    contents = dict(backends.delta_files(change, state))
+    for obj in (SERVICES, CONNTRACK):
+        if contents.pop(obj[1], None) is not None:
+            contents[f"{obj[1]}.diff"] = _line_changes(change.before.get(obj, ""), change.changed[obj])
+    _write(directory, fields, [*contents.items(), (PROGRAM, node_program())])
+
+
+def _line_changes(before: str, after: str) -> str:
+    """The lines that go, after a -, and those that come, after a +."""
+    old, new = dict.fromkeys(before.splitlines()), dict.fromkeys(after.splitlines())
+    gone = [f"-{line}\n" for line in old if line not in new]
+    return "".join(gone + [f"+{line}\n" for line in new if line not in old])
 
 
 def _write(directory: Path, fields: dict[str, Any], contents: Iterable[tuple[str, str]]) -> None:

@@ -227,6 +227,15 @@ def read_record(path: Path) -> Record:
     return record
 
 
+def peek(path: Path) -> str:
+    """The digest that a record carries, without reading the rest; empty if there is no record."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return str(_head(file.readline().rstrip("\n"))["metadata"]["annotations"][DIGEST])
+    except (OSError, KeyError, TypeError, ValueError):
+        return ""
+
+
 def _listings(lines: Iterable[str]) -> Iterator[Listing]:
     """Lists, an object a line: what `chunks` wrote, without parsing the objects."""
     head: dict[str, Any] | None = None

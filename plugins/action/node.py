@@ -1,0 +1,267 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""agentless.kube_proxy.node: one question to a node, and its bundle if the answer asks for it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.manifest import FILE, SERVICES_FILE
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import report
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
+    Stopwatch,
+    read_json,
+    write_json,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.push import (
+    INSTALLED,
+    STATE_DIR,
+    Answer,
+    Command,
+    NoAnswer,
+    Way,
+    parse_answer,
+    program_digest,
+)
+
+# Once, in the process that all workers are forked from.
+program_digest()
+
+
+class ActionModule(ControlAction):
+    """Makes a node's kernel equal to its bundle, asks what is there, goes back, or takes everything away."""
+
+    _requires_connection = True
+
+    SPEC: ClassVar[dict[str, Any]] = {
+        **DIR_OPTION,
+        "state": {"type": "str", "default": "applied", "choices": ["applied", "gathered", "rolled_back", "absent"]},
+        "name": {"type": "str"},
+        "bundle": {"type": "path"},
+        "generation": {"type": "str"},
+        "verify": {"type": "bool", "default": False},
+        "max_removed_percent": {"type": "int", "default": 100},
+        "install": {"type": "bool", "default": False},
+        "install_path": {"type": "str", "default": INSTALLED},
+        "state_dir": {"type": "str", "default": STATE_DIR},
+        "command": {"type": "str"},
+    }
+    VARIABLES: ClassVar[dict[str, str]] = {
+        "name": "kube_proxy_node_name",
+        "verify": "kube_proxy_verify",
+        "max_removed_percent": "kube_proxy_max_removed_percent",
+        "install": "kube_proxy_install",
+        "install_path": "kube_proxy_install_path",
+        "state_dir": "kube_proxy_state_dir",
+        "command": "kube_proxy_command",
+    }
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Do it, and leave a note for the summary whatever happens."""
+        self._host = str(self.task_vars["inventory_hostname"])
+        self._name = options["name"] or self._host
+        self._options = options
+        self._work = self.directory(options)
+        self._way = Way(
+            restricted=options["command"] or "",
+            installed=options["install_path"],
+            state_dir=options["state_dir"],
+            only_installed=options["install"],
+        )
+        phase = "ask" if options["state"] == "gathered" else "push"
+        watch = Stopwatch()
+        try:
+            result: dict[str, Any] = getattr(self, f"_{options['state']}")()
+        except AnsibleConnectionFailure as error:
+            self._work.note(phase, self._host, {**watch.fields(), "failed": f"unreachable: {error.message}"})
+            raise
+        except (AnsibleError, NoAnswer) as error:
+            message = str(error) if isinstance(error, NoAnswer) else error.message
+            self._work.note(phase, self._host, {**watch.fields(), "failed": message})
+            raise AnsibleActionFail(message) from error
+        noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
+        self._work.note(phase, self._host, {**watch.fields(), **noted})
+        return result
+
+    # -- states
+
+    def _gathered(self) -> dict[str, Any]:
+        """Ask, and keep the answer for those who render."""
+        known = self._work.answer(self._host) or {}
+        arguments = ["ask"]
+        if known.get("facts") and known.get("bootId"):
+            arguments += ["--boot", known["bootId"]]
+        if self._options["verify"]:
+            arguments.append("--verify")
+        answer = self._ask(arguments)
+        result = answer.result
+        facts = {**(result.get("facts") or known.get("facts") or {})}
+        facts |= {"addresses": result["addresses"], "tcpBeLiberal": result["tcpBeLiberal"]}
+        status = result["status"]
+        write_json(
+            self._work.answer_file(self._host),
+            {
+                "host": self._host,
+                "node": self._name,
+                "bootId": result["bootId"],
+                "facts": facts,
+                "status": status,
+                "oldProgram": self._carried,
+            },
+        )
+        self._differences = status.get("differences") or []
+        return {
+            "changed": False,
+            "node": self._name,
+            "state": status["state"],
+            "generation": status.get("generation"),
+            "drift": status.get("drift"),
+            "differences": self._differences,
+            "kept": status.get("kept") or [],
+            "facts": facts,
+        }
+
+    def _applied(self) -> dict[str, Any]:
+        """Give the node its bundle, unless it has it."""
+        refusal = self._work.noted("refused", self._host)
+        if refusal is not None:
+            raise AnsibleActionFail(refusal["error"])
+        directory = Path(self._options["bundle"] or self._work.bundles / self._name).expanduser()
+        manifest = read_json(directory / FILE)
+        if manifest is None:
+            raise AnsibleActionFail(
+                f"{directory}: there is no bundle for node {self._name}; run the bundle module first"
+            )
+        answered = self._work.answer(self._host) or {}
+        if self._work.noted("ask", self._host) is None:
+            self._gathered()
+            answered = self._work.answer(self._host) or {}
+        status = answered.get("status") or {}
+        wanted, there = manifest["generation"], status.get("generation")
+        intact = status.get("state") == "applied" and not status.get("drift")
+        if intact and there == wanted and not answered.get("oldProgram"):
+            return {"changed": False, "node": self._name, "generation": wanted, "previous": there}
+        arguments = ["check" if self.check else "apply", "--verify", "--node", str(manifest["node"])]
+        arguments += ["--max-removed", str(self._options["max_removed_percent"])]
+        # The node can tell which service ports change; if it has none yet, we know without asking.
+        if there is not None:
+            arguments.append("--services")
+        command = self._way.carry(arguments, directory, install=self._options["install"] and not self.check)
+        answer = self._answer(command)
+        self._remember(answer)
+        return self._told(answer, directory, status.get("differences") or (), known=there is not None)
+
+    def _rolled_back(self) -> dict[str, Any]:
+        """Go back to the bundle before, or to a kept one."""
+        arguments = ["rollback", "--services"]
+        arguments += ["--max-removed", str(self._options["max_removed_percent"])]
+        arguments += ["--dry-run"] if self.check else []
+        arguments += [self._options["generation"]] if self._options["generation"] else []
+        answer = self._ask(arguments)
+        self._remember(answer)
+        return self._told(answer, None, ())
+
+    def _absent(self) -> dict[str, Any]:
+        """Take away everything that was ever applied."""
+        arguments = ["cleanup", "--services"] + (["--dry-run"] if self.check else [])
+        told = self._told(self._ask(arguments), None, ())
+        if self._options["install"] and not self._way.restricted:
+            told["changed"] |= bool(self._answer(self._way.uninstall(dry_run=self.check)).result["removed"])
+        if not self.check:
+            self._work.answer_file(self._host).unlink(missing_ok=True)
+        return told
+
+    def _remember(self, answer: Answer) -> None:
+        """What the node has now, so that another task of this run need not ask again."""
+        known = self._work.answer(self._host)
+        if known is not None and not self.check:
+            known |= {"status": {"state": "applied", "generation": answer.result["generation"]}, "oldProgram": False}
+            write_json(self._work.answer_file(self._host), known)
+
+    # -- results
+
+    def _told(
+        self, answer: Answer, bundle: Path | None, differences: Sequence[Mapping[str, Any]], *, known: bool = True
+    ) -> dict[str, Any]:
+        """The node's answer as a result, with a diff that a person can read."""
+        result = answer.result
+        after: Sequence[str] = answer.after
+        if not known and bundle is not None:
+            after = (bundle / SERVICES_FILE).read_text(encoding="utf-8").splitlines()
+        changes = report.service_changes(answer.before, after)
+        other = []
+        if result.get("sysctls"):
+            other.append(f"sysctls: {result['sysctls']}")
+        if answer.installed:
+            other.append(f"node program: {self._options['install_path']}")
+        if result["changed"] and not changes and not differences and not other:
+            other.append("rules or files that belong to no Service")
+        counted = report.tally(changes)
+        told: dict[str, Any] = {
+            "changed": bool(result["changed"]) or answer.installed,
+            "node": self._name,
+            "generation": result.get("generation"),
+            "previous": result.get("previous"),
+            "mode": result.get("mode"),
+            "chains": result.get("chains") or {},
+            "sysctls": result.get("sysctls", 0),
+            "flows": result.get("flows", 0),
+            "services": counted["services"],
+            "endpoints": counted["endpoints"],
+            "changes": report.as_data(changes),
+            "differences": list(differences),
+            "seconds": result.get("seconds"),
+        }
+        if result.get("warnings"):
+            told["warnings"] = [f"{self._host}: {warning}" for warning in result["warnings"]]
+        if told["changed"] and self._task.diff:
+            told["diff"] = {"prepared": report.diff_text(changes, differences, other)}
+        return told
+
+    # -- the wire
+
+    _carried = False
+
+    def _ask(self, arguments: Sequence[str]) -> Answer:
+        """Ask the program that the node has; if it has none of ours, the program travels with the question."""
+        answer = self._answer(self._way.ask(arguments))
+        if answer.needs_program:
+            self._carried = True
+            answer = self._answer(self._way.carry(arguments))
+        return answer
+
+    def _answer(self, command: Command) -> Answer:
+        done = self._exec(command)
+        answer = parse_answer(done["rc"], done["stdout"], done["stderr"])
+        if not answer.result["ok"] and not answer.needs_program:
+            raise AnsibleActionFail(str(answer.result.get("error") or json.dumps(answer.result)))
+        return answer
+
+    def _exec(self, command: Command) -> dict[str, Any]:
+        """One command on the node, with its input."""
+        # A restricted account has no shell to speak to; its command goes as it is.
+        executable: Any = False if self._way.restricted else "/bin/sh"
+        become = getattr(self._connection, "become", None)
+        if self._connection.has_pipelining and getattr(become, "name", "") not in ("su", "ansible.builtin.su"):
+            return dict(self._low_level_execute_command(command.text, in_data=command.stdin, executable=executable))
+        return self._exec_with_file(command, executable)
+
+    def _exec_with_file(self, command: Command, executable: Any) -> dict[str, Any]:
+        """For connections that cannot send input with a command: the input goes ahead as a file."""
+        temporary = self._make_tmp_path()
+        try:
+            remote = self._connection._shell.join_path(temporary, "akp-stdin")
+            with tempfile.NamedTemporaryFile() as local:
+                local.write(command.stdin)
+                local.flush()
+                self._transfer_file(local.name, remote)
+            text = f"( {command.text}\n) <{remote}"
+            return dict(self._low_level_execute_command(text, executable=executable))
+        finally:
+            self._remove_tmp_path(temporary)

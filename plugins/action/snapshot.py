@@ -1,0 +1,97 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""agentless.kube_proxy.snapshot: the cluster, read completely or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import cluster_files, documents
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.objects import Reader
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import (
+    Record,
+    peek,
+    record_of,
+    snapshot_of,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
+    API_OPTIONS,
+    API_VARIABLES,
+    DIR_OPTION,
+    ControlAction,
+    without_collection,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import Stopwatch
+
+
+class ActionModule(ControlAction):
+    """Reads the cluster and writes it down."""
+
+    SPEC: ClassVar[dict[str, Any]] = {
+        **API_OPTIONS,
+        **DIR_OPTION,
+        "cluster_dir": {"type": "path"},
+        "dest": {"type": "path"},
+        "timeout": {"type": "int", "default": 60},
+        "strict": {"type": "bool", "default": False},
+    }
+    VARIABLES: ClassVar[dict[str, str]] = {
+        **API_VARIABLES,
+        "cluster_dir": "kube_proxy_cluster_dir",
+        "timeout": "kube_proxy_api_timeout",
+        "strict": "kube_proxy_strict",
+    }
+    RULES: ClassVar[dict[str, Any]] = {"mutually_exclusive": [("cluster_dir", "kubeconfig"), ("cluster_dir", "host")]}
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Read, compare with what was known, write."""
+        watch = Stopwatch()
+        directory = self.directory(options)
+        dest = Path(options["dest"]).expanduser() if options["dest"] else directory.snapshot
+        record, problems = without_collection(lambda: _read(options))
+        if options["strict"] and problems:
+            shown = "\n".join(problems[:20])
+            raise AnsibleActionFail(f"{len(problems)} parts of the cluster cannot be used, and strict is set:\n{shown}")
+        digest = record.digest
+        changed = peek(dest) != digest
+        record.write(dest)
+        times = watch.fields()
+        directory.note("snapshot", "localhost", {**times, "problems": problems, "source": record.source})
+        return {
+            "changed": changed,
+            "path": str(dest),
+            "digest": digest,
+            "source": record.source,
+            "counts": record.counts,
+            "resource_versions": record.resource_versions,
+            "problems": problems,
+            "seconds": round(times["ended"] - times["began"], 2),
+        }
+
+
+def _read(options: Mapping[str, Any]) -> tuple[Record, list[str]]:
+    """The cluster and, where they had to be looked at anyway, the objects that cannot be used."""
+    if options["cluster_dir"]:
+        return _from_files(Path(options["cluster_dir"]).expanduser())
+    # Here and not above: from files nobody needs it.
+    from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.access import Access
+    from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import connect
+
+    with connect(Access.of(options), timeout=options["timeout"]) as api:
+        record = api.record()
+    if not options["strict"]:
+        return record, []
+    return record, [str(problem) for problem in snapshot_of(record).problems]
+
+
+def _from_files(path: Path) -> tuple[Record, list[str]]:
+    reader = Reader()
+    found = []
+    for file in cluster_files(path):
+        for document in documents(file):
+            reader.add(document, str(file))
+            found.append(document)
+    return record_of(found, str(path)), [str(problem) for problem in reader.snapshot().problems]

@@ -1,0 +1,61 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""agentless.kube_proxy.summary: how a run went, for people and for those who approve it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import write_json
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import (
+    plan_of,
+    plan_snapshot,
+    summarise,
+)
+
+
+class ActionModule(ControlAction):
+    """Puts together what the tasks of this run noted."""
+
+    SPEC: ClassVar[dict[str, Any]] = {
+        **DIR_OPTION,
+        "hosts": {"type": "list", "elements": "str", "required": True},
+        "write_plan": {"type": "bool", "default": False},
+        "plan": {"type": "path"},
+        "snapshot": {"type": "path"},
+    }
+
+    VARIABLES: ClassVar[dict[str, str]] = {"plan": "kube_proxy_plan_file", "snapshot": "kube_proxy_snapshot"}
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Read the notes of this run."""
+        directory = self.directory(options)
+        notes = list(directory.notes())
+        summary = summarise(notes, options["hosts"], check=self.check)
+        lines = summary.lines()
+        result: dict[str, Any] = {
+            "changed": False,
+            "nodes": {
+                "changed": list(summary.changed),
+                "unchanged": list(summary.unchanged),
+                "failed": dict(summary.failed),
+            },
+            "services": dict(summary.services),
+            "endpoints": dict(summary.endpoints),
+            "left_out": list(summary.left_out),
+            "seconds": dict(summary.seconds),
+        }
+        if options["write_plan"]:
+            path = Path(options["plan"]).expanduser() if options["plan"] else directory.plan
+            snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
+            plan = plan_of(notes, peek(snapshot))
+            # The cluster as it was approved; by the time the plan is followed there may be a newer one.
+            shutil.copy(snapshot, plan_snapshot(path))
+            write_json(path, plan, indent=1)
+            lines += [f"plan: {path}", f"digest: {plan['digest']}"]
+            result |= {"plan": str(path), "plan_digest": plan["digest"]}
+        return {**result, "lines": lines}

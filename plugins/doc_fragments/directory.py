@@ -1,0 +1,21 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The option that names the working directory."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """Of all modules."""
+
+    DOCUMENTATION = r"""
+options:
+  dir:
+    description:
+      - Working directory on the control host. It holds the snapshot, the bundles, what nodes answered and what each
+        run did. Each cluster has its own; two runs must not share one at the same time.
+    type: path
+    default: ~/.akp/default
+requirements:
+  - netaddr >= 1.0 (Python, on the control host)
+"""

@@ -1,0 +1,131 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation of agentless.kube_proxy.bundle; the work is done by the action plugin of that name."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: bundle
+short_description: Compute the packet rules of nodes
+version_added: 0.1.0
+description:
+  - Computes, from a snapshot of the cluster, a C(KubeProxyConfiguration) and the facts of each node, exactly the state
+    that kube-proxy would have programmed there, and writes it as one bundle of native files per node.
+  - Facts are those that the module M(agentless.kube_proxy.node) with O(agentless.kube_proxy.node#module:state=gathered)
+    got from a host; without them, those of the Node object.
+  - Hosts that have their state already get no bundle. With nothing new, nothing is computed at all.
+author:
+  - The agentless.kube_proxy contributors (@agentless)
+extends_documentation_fragment:
+  - agentless.kube_proxy.directory
+  - agentless.kube_proxy.attributes
+  - agentless.kube_proxy.attributes.control
+  - agentless.kube_proxy.attributes.action_group
+options:
+  snapshot:
+    description: The snapshot to render from. The default is C(snapshot.json) in O(dir).
+    type: path
+  config:
+    description:
+      - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping. In a mapping C(apiVersion) and
+        C(kind) may be left out. C(mode) in it chooses how rules are written.
+      - Without it, kube-proxy's defaults hold.
+    type: raw
+  hosts:
+    description:
+      - The hosts of the inventory to render for, usually C(ansible_play_hosts). Without it, a bundle is written for
+        every Node of the snapshot.
+    type: list
+    elements: str
+  node_names:
+    description: Names of Nodes by host, for hosts that are called otherwise and were not gathered.
+    type: dict
+    default: {}
+  compat:
+    description: The kube-proxy minor whose rules are written.
+    type: str
+    default: "1.37"
+  plan:
+    description:
+      - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest) and what was
+        computed now is what it says.
+    type: path
+  plan_digest:
+    description: The digest of the plan that was approved.
+    type: str
+seealso:
+  - module: agentless.kube_proxy.snapshot
+  - module: agentless.kube_proxy.node
+"""
+
+EXAMPLES = r"""
+- name: Compute what the hosts of this play shall have
+  agentless.kube_proxy.bundle:
+    config: kube-proxy.yaml
+    hosts: "{{ ansible_play_hosts }}"
+  run_once: true
+  register: bundles
+
+- name: Write the bundles of all nodes, with settings given here
+  agentless.kube_proxy.bundle:
+    config:
+      mode: iptables
+      clusterCIDR: 10.244.0.0/16
+  run_once: true
+"""
+
+RETURN = r"""
+path:
+  description: The directory that holds a bundle per node.
+  type: str
+  returned: success
+  sample: /home/ops/.akp/production/bundles
+generations:
+  description: What names the state of each host.
+  type: dict
+  returned: success
+  sample: {n1: fa9c6eafd069cc9972575b3015aa4c60a3740d98a146ae12f8a126997b85702f}
+counts:
+  description: What the state of each host holds.
+  type: dict
+  returned: success
+  sample: {n1: {service_ports: 21}}
+stale:
+  description: Hosts that do not have their state, as far as is known, or for which there is an error.
+  type: list
+  elements: str
+  returned: success
+  sample: [n2]
+written:
+  description: Nodes whose bundle was written.
+  type: list
+  elements: str
+  returned: success
+  sample: [n2]
+rendered:
+  description: How many nodes had to be computed.
+  type: int
+  returned: success
+  sample: 1
+errors:
+  description: Hosts whose state cannot be computed, and why. They fail when it is their turn; the others go on.
+  type: dict
+  returned: success
+  sample: {n9: the cluster has no Node n9}
+problems:
+  description: Objects of the cluster that were left out, and why.
+  type: list
+  elements: str
+  returned: success
+  sample: ["Service/shop/cart: spec.ports[0].port: 70000 is not between 1 and 65535"]
+ignored:
+  description: How many objects there were that kube-proxy would not have looked at, by kind.
+  type: dict
+  returned: success
+  sample: {headless Service: 1}
+seconds:
+  description: How long it took.
+  type: float
+  returned: success
+  sample: 0.12
+"""

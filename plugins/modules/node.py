@@ -1,0 +1,219 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation of agentless.kube_proxy.node; the work is done by the action plugin of that name."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node
+short_description: Make a node's packet rules equal to its bundle, or see what is there
+version_added: 0.1.0
+description:
+  - Speaks to the node with one command over whatever connection and C(become) the play has. Nothing has to be installed
+    there, not even Python; a POSIX shell, awk, gzip and the netfilter tools are enough.
+  - A node that has what it shall have answers in a few hundred bytes. Only one that has not is sent its bundle.
+  - The change is atomic. If the kernel refuses any of it, the old state is back and the module fails with the reason.
+author:
+  - The agentless.kube_proxy contributors (@agentless)
+extends_documentation_fragment:
+  - agentless.kube_proxy.directory
+  - agentless.kube_proxy.attributes
+  - agentless.kube_proxy.attributes.action_group
+attributes:
+  check_mode:
+    description: Can be run without a change to a node.
+    support: full
+    details: The node compares its kernel with the bundle, as it would before a change, and then stops.
+  diff_mode:
+    description: Can say what changes in detail.
+    support: full
+    details: Per Service, port and endpoint, and what somebody else did to our rules.
+  idempotent:
+    description: Run a second time with nothing new, it reports no change.
+    support: partial
+    details: O(state=rolled_back) without O(generation) goes back one more bundle each time.
+options:
+  state:
+    description:
+      - V(applied) makes the node equal to its bundle.
+      - V(gathered) asks what is applied there, whether somebody changed it, and for the facts that rules depend on. The
+        module M(agentless.kube_proxy.bundle) uses the answer.
+      - V(rolled_back) goes back to the bundle before, or to O(generation).
+      - V(absent) removes everything that was ever applied, and puts settings back to what they were.
+    type: str
+    choices: [applied, gathered, rolled_back, absent]
+    default: applied
+  name:
+    description: The name of the Node object, if it is not the name of the host in the inventory.
+    type: str
+  bundle:
+    description: The directory of the bundle. The default is where M(agentless.kube_proxy.bundle) wrote it.
+    type: path
+  generation:
+    description: With O(state=rolled_back), the generation to go back to, or its first digits.
+    type: str
+  verify:
+    description:
+      - With O(state=gathered), compare every rule with what was applied. Up to about 15,000 rules that is done anyway;
+        beyond, reading them all takes seconds, and without this option only markers and jumps are looked at.
+    type: bool
+    default: false
+  max_removed_percent:
+    description: Refuse a bundle that would remove more than this share of the service ports that the node has.
+    type: int
+    default: 100
+  install:
+    description:
+      - Keep the node program, owned by root, at O(install_path), for those who want to allow exactly that program or to
+        run it by hand. With O(state=absent), remove it.
+    type: bool
+    default: false
+  install_path:
+    description: Where the node program is installed.
+    type: str
+    default: /usr/local/sbin/akp-node
+  state_dir:
+    description: Where the node keeps its last bundles.
+    type: str
+    default: /var/lib/akp
+  command:
+    description:
+      - The command that runs an installed node program, for accounts that may run nothing else, such as
+        C(sudo -n /usr/local/sbin/akp-node). It is sent as it is, with a verb and options after it. C(become) is not
+        wanted then.
+    type: str
+seealso:
+  - module: agentless.kube_proxy.bundle
+"""
+
+EXAMPLES = r"""
+- name: See what is applied, and gather what rules depend on
+  agentless.kube_proxy.node:
+    state: gathered
+  register: gathered
+
+- name: Make the node equal to its bundle
+  agentless.kube_proxy.node:
+    state: applied
+    max_removed_percent: 50
+
+- name: Make the node equal to a bundle that was rendered elsewhere
+  agentless.kube_proxy.node:
+    bundle: "out/{{ inventory_hostname }}"
+
+- name: Go back to what was there before
+  agentless.kube_proxy.node:
+    state: rolled_back
+
+- name: Remove everything
+  agentless.kube_proxy.node:
+    state: absent
+"""
+
+RETURN = r"""
+node:
+  description: The name of the Node object.
+  type: str
+  returned: success
+  sample: n1
+generation:
+  description: What names the state that is there now, or would be in check mode.
+  type: str
+  returned: success
+  sample: fa9c6eafd069cc9972575b3015aa4c60a3740d98a146ae12f8a126997b85702f
+previous:
+  description: What was there before.
+  type: str
+  returned: O(state=applied) or O(state=rolled_back)
+  sample: 87f87885d1b3cbc1c80e0bc0ec9af874769c71c5e35e61a02733796e7833f2fb
+state:
+  description: V(applied), V(absent), V(flushed), V(partial) or V(foreign).
+  type: str
+  returned: O(state=gathered)
+  sample: applied
+facts:
+  description: What the node is and can do.
+  type: dict
+  returned: O(state=gathered)
+  contains:
+    addresses:
+      description: Every address of every interface.
+      type: list
+      elements: dict
+    capabilities:
+      description: What the kernel and its tools can do.
+      type: dict
+kept:
+  description: Generations that O(state=rolled_back) can go back to.
+  type: list
+  elements: str
+  returned: O(state=gathered)
+drift:
+  description: How many differences there are between what was applied and what is there, if all rules were compared.
+  type: int
+  returned: O(state=gathered)
+differences:
+  description: What somebody else changed in our rules, and what V(applied) repairs.
+  type: list
+  elements: dict
+  returned: O(state=gathered) or O(state=applied)
+  sample:
+    - {kind: missing-rule, family: ipv4, table: nat, chain: KUBE-SERVICES, service: "shop/cart:http"}
+mode:
+  description: How rules are written.
+  type: str
+  returned: when changed
+  sample: iptables
+chains:
+  description: How many chains were added, changed, removed and left alone, by family.
+  type: dict
+  returned: when changed
+sysctls:
+  description: How many kernel settings were changed.
+  type: int
+  returned: when changed
+flows:
+  description: How many stale UDP flows were removed from the connection tracking table.
+  type: int
+  returned: when changed
+services:
+  description: How many Services were added, changed and removed.
+  type: dict
+  returned: when changed
+  sample: {added: 1, changed: 0, removed: 0}
+endpoints:
+  description: How many endpoints were added and removed.
+  type: dict
+  returned: when changed
+  sample: {added: 3, removed: 0}
+changes:
+  description: What changed, per service port; at most 1000 of them.
+  type: list
+  elements: dict
+  returned: when changed
+  contains:
+    action:
+      description: V(added), V(removed) or V(changed).
+      type: str
+    service:
+      description: Namespace and name.
+      type: str
+    port:
+      description: Name of the port.
+      type: str
+    protocol:
+      description: V(tcp), V(udp) or V(sctp).
+      type: str
+    family:
+      description: V(IPv4) or V(IPv6).
+      type: str
+    details:
+      description: What changed about it.
+      type: list
+      elements: str
+seconds:
+  description: How long the node worked.
+  type: float
+  returned: when changed
+  sample: 0.35
+"""

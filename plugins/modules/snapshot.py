@@ -1,0 +1,101 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation of agentless.kube_proxy.snapshot; the work is done by the action plugin of that name."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: snapshot
+short_description: Read a cluster's Services, EndpointSlices, Nodes and ServiceCIDRs
+version_added: 0.1.0
+description:
+  - Reads, from an API server or from files, what kube-proxy would have read, and writes it to one file that the module
+    M(agentless.kube_proxy.bundle) renders from.
+  - The lists are read in pages, with the selectors that kube-proxy uses, and at one resource version as far as the API
+    server still has it. A list that expires half-way is started again; answers 429 and 5xx are waited out.
+  - There is no partial snapshot. If any list cannot be read completely, the module fails and the old file stays.
+  - The file holds only the fields that rules and inventories depend on, one object a line, in the form of a Kubernetes
+    List. The same cluster gives the same bytes. Only its owner can read it.
+author:
+  - The agentless.kube_proxy contributors (@agentless)
+extends_documentation_fragment:
+  - agentless.kube_proxy.directory
+  - agentless.kube_proxy.api
+  - agentless.kube_proxy.attributes
+  - agentless.kube_proxy.attributes.control
+  - agentless.kube_proxy.attributes.action_group
+options:
+  cluster_dir:
+    description:
+      - A file, or a directory of files, as C(kubectl get -o yaml) or C(-o json) prints them, to read instead of an API
+        server.
+    type: path
+  dest:
+    description: Where the snapshot is written. The default is C(snapshot.json) in O(dir).
+    type: path
+  timeout:
+    description: Seconds that the API server may take for one answer.
+    type: int
+    default: 60
+  strict:
+    description: Fail if an object cannot be used, instead of leaving it out.
+    type: bool
+    default: false
+seealso:
+  - module: agentless.kube_proxy.bundle
+  - module: agentless.kube_proxy.wait_for_change
+"""
+
+EXAMPLES = r"""
+- name: Read the cluster
+  agentless.kube_proxy.snapshot:
+    kubeconfig: ~/.kube/config
+    dir: ~/.akp/production
+  run_once: true
+  register: snapshot
+
+- name: Read the cluster from what kubectl printed
+  agentless.kube_proxy.snapshot:
+    cluster_dir: cluster/
+  run_once: true
+"""
+
+RETURN = r"""
+path:
+  description: The file.
+  type: str
+  returned: success
+  sample: /home/ops/.akp/production/snapshot.json
+digest:
+  description: Names all that rules depend on. It does not change with a resource version or the readiness of a Node.
+  type: str
+  returned: success
+  sample: 2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824
+source:
+  description: Where the cluster was read from.
+  type: str
+  returned: success
+  sample: https://10.0.0.1:6443
+counts:
+  description: How many objects of each kind there are.
+  type: dict
+  returned: success
+  sample: {EndpointSlice: 12, Node: 3, Service: 10, ServiceCIDR: 1}
+resource_versions:
+  description: The resource version of each list. All the same, unless the API server could no longer tell.
+  type: dict
+  returned: success
+  sample: {EndpointSlice: "4711", Node: "4711", Service: "4711", ServiceCIDR: "4711"}
+problems:
+  description: Objects that cannot be used and why. From an API server, only with O(strict); otherwise
+    M(agentless.kube_proxy.bundle) tells.
+  type: list
+  elements: str
+  returned: success
+  sample: ["Service/shop/cart: spec.ports[0].port: 70000 is not between 1 and 65535"]
+seconds:
+  description: How long it took.
+  type: float
+  returned: success
+  sample: 0.41
+"""

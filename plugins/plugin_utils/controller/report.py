@@ -1,0 +1,189 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What changed, in words: on one node, and over a whole run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..bundle.compare import Change, compare_records, parse_records
+
+SIGNS = {"added": "+", "removed": "-", "changed": "~"}
+# A result is read by people; whoever needs all of it has the bundles.
+MOST_CHANGES = 1000
+_MOST_LINES = 20
+
+
+def service_changes(before: Iterable[str], after: Iterable[str]) -> list[Change]:
+    """The service ports that differ between lines of two services.jsonl."""
+    return list(compare_records(parse_records(before), parse_records(after)))
+
+
+def as_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Changes for a result."""
+    return [dataclasses.asdict(each) | {"details": list(each.details)} for each in changes[:MOST_CHANGES]]
+
+
+def tally(changes: Iterable[Change]) -> dict[str, dict[str, int]]:
+    """How many Services and endpoints come, go or change. A Service with several ports or families counts once."""
+    services: dict[str, set[str]] = {"added": set(), "changed": set(), "removed": set()}
+    endpoints: dict[str, set[tuple[str, str]]] = {"added": set(), "removed": set()}
+    for each in changes:
+        services[each.action].add(each.service)
+        for detail in each.details:
+            sign, _blank, rest = detail.partition(" ")
+            if rest.startswith("endpoint "):
+                key = (f"{each.service}:{each.port}/{each.protocol}", rest.removeprefix("endpoint "))
+                endpoints["added" if sign == "+" else "removed"].add(key)
+    return {
+        "services": {action: len(names) for action, names in services.items()},
+        "endpoints": {action: len(found) for action, found in endpoints.items()},
+    }
+
+
+def diff_text(changes: Sequence[Change], differences: Sequence[Mapping[str, Any]], other: Sequence[str] = ()) -> str:
+    """What a person reads before saying yes: per Service and endpoint, then what somebody else did to our rules."""
+    lines: list[str] = []
+    for each in changes:
+        lines.append(f"{SIGNS[each.action]} {each.title}")
+        lines += [f"    {detail}" for detail in each.details]
+    lines += [f"~ {each}" for each in other]
+    if differences:
+        lines.append("! not as it was left:")
+        lines += [f"    {difference_text(each)}" for each in differences[:_MOST_LINES]]
+        if len(differences) > _MOST_LINES:
+            lines.append(f"    and {len(differences) - _MOST_LINES} more")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def difference_text(each: Mapping[str, Any]) -> str:
+    """One difference between what was applied and what is there, as `akp-node status --verify` found it."""
+    kind = str(each.get("kind", "difference")).replace("-", " ")
+    where = " ".join(str(each[key]) for key in ("family", "table", "chain", "name") if each.get(key))
+    text = f"{kind}: {where}"
+    if each.get("service"):
+        text += f" ({each['service']})"
+    if each.get("wanted") is not None:
+        text += f" is {each.get('actual')}, not {each['wanted']}"
+    return f"{text}: {each['rule']}" if each.get("rule") else text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """A whole run."""
+
+    changed: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    failed: Mapping[str, str]  # host -> reason
+    stopped: str  # why the run as a whole ended, if it did
+    repaired: Mapping[str, int]  # host -> how many differences somebody else had made there
+    services: Mapping[str, int]
+    endpoints: Mapping[str, int]
+    left_out: tuple[str, ...]
+    seconds: Mapping[str, float]
+    check: bool
+
+    def lines(self) -> list[str]:
+        """For people."""
+        would = "would change" if self.check else "changed"
+        total = len(self.changed) + len(self.unchanged) + len(self.failed)
+        lines = [
+            f"{total} nodes: {len(self.changed)} {would}, {len(self.unchanged)} unchanged, {len(self.failed)} failed"
+        ]
+        lines += [f"  {host} failed: {reason}" for host, reason in sorted(self.failed.items())]
+        if self.stopped:
+            lines.append(f"stopped: {self.stopped}")
+        if self.changed:
+            services, endpoints = self.services, self.endpoints
+            lines.append(
+                f"Services: {services['added']} added, {services['changed']} changed, {services['removed']} removed; "
+                f"endpoints: {endpoints['added']} added, {endpoints['removed']} removed"
+            )
+        for host, count in sorted(self.repaired.items()):
+            lines.append(f"  {host} was not as it was left, {count} {'difference' if count == 1 else 'differences'}")
+        if self.left_out:
+            lines.append(f"left out of the cluster: {len(self.left_out)}")
+            lines += [f"  {each}" for each in self.left_out[:_MOST_LINES]]
+            if len(self.left_out) > _MOST_LINES:
+                lines.append(f"  and {len(self.left_out) - _MOST_LINES} more")
+        lines.append("seconds: " + ", ".join(f"{phase} {value:.2f}" for phase, value in self.seconds.items()))
+        return lines
+
+
+def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check: bool) -> Summary:
+    """The notes of a run's tasks, put together. A host that left no note was never reached."""
+    pushes: dict[str, Mapping[str, Any]] = {}
+    asked: set[str] = set()
+    failed: dict[str, str] = {}
+    left_out: dict[str, None] = {}
+    spans: dict[str, tuple[float, float]] = {}
+    stopped = ""
+    for note in notes:
+        phase, host = note["phase"], note["host"]
+        if "began" in note:
+            began, ended = spans.get(phase, (note["began"], note["ended"]))
+            spans[phase] = (min(began, note["began"]), max(ended, note["ended"]))
+        left_out.update(dict.fromkeys(note.get("problems", ())))
+        if phase == "stopped":
+            stopped = str(note["failed"])
+        elif note.get("failed"):
+            failed[host] = str(note["failed"])
+        elif phase == "push":
+            pushes[host] = note
+        elif phase == "ask":
+            asked.add(host)
+    for host in hosts:
+        if host not in pushes and host not in failed:
+            failed[host] = "the run ended before its turn" if host in asked or stopped else "was not reached"
+    changes = [
+        Change(**{**each, "details": tuple(each["details"])})
+        for host, push in pushes.items()
+        if host in hosts and push.get("changed")
+        for each in push.get("changes", ())
+    ]
+    counted = tally(changes)
+    order = ("snapshot", "ask", "render", "push")
+    done = {host: bool(push.get("changed")) for host, push in pushes.items() if host in hosts and host not in failed}
+    return Summary(
+        changed=tuple(sorted(host for host, change in done.items() if change)),
+        unchanged=tuple(sorted(host for host, change in done.items() if not change)),
+        failed={host: reason for host, reason in failed.items() if host in hosts},
+        stopped=stopped,
+        repaired={
+            host: len(pushes[host]["differences"])
+            for host in done
+            if pushes[host].get("changed") and pushes[host].get("differences")
+        },
+        services=counted["services"],
+        endpoints=counted["endpoints"],
+        left_out=tuple(left_out),
+        seconds={phase: round(spans[phase][1] - spans[phase][0], 2) for phase in order if phase in spans},
+        check=check,
+    )
+
+
+def plan_of(notes: Iterable[Mapping[str, Any]], snapshot: str) -> dict[str, Any]:
+    """What a run in check mode would do, as something that can be approved: its digest covers all of it."""
+    nodes = {
+        note["host"]: {key: note.get(key) for key in ("node", "previous", "generation", "changed", "changes")}
+        for note in notes
+        if note["phase"] == "push" and not note.get("failed")
+    }
+    plan: dict[str, Any] = {"apiVersion": "akp/v1", "kind": "Plan", "snapshot": snapshot, "hosts": nodes}
+    return {**plan, "digest": plan_digest(plan)}
+
+
+def plan_snapshot(plan: Path) -> Path:
+    """The cluster that a plan was made for lies beside it."""
+    return plan.with_name(f"{plan.stem}.snapshot.json")
+
+
+def plan_digest(plan: Mapping[str, Any]) -> str:
+    """Names a plan."""
+    body = {key: value for key, value in plan.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
