@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test demo bench conformance clean
+.PHONY: help setup packages lint test demo bench controlplane conformance record-goldens clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ find_python = for p in python3.11 python3.12 python3.13 python3 /usr/bin/python3
 	done; echo 'Python 3.11 or newer with venv is needed' >&2; exit 1
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: packages $(VENV)/.installed  ## system packages by apt, everything else into .venv
 
@@ -37,7 +37,7 @@ lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
-	@$(BIN)/pytest -q --numprocesses auto --dist loadfile --ignore tests/conformance $(ARGS)
+	@$(BIN)/pytest -q --numprocesses auto --dist loadfile $(ARGS)
 
 demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
 	@$(BIN)/python -m tests.lab.demo $(ARGS)
@@ -45,8 +45,15 @@ demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
 bench: setup  ## speed as ratios, all from one run (root)
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-conformance: setup  ## the rules of a real kube-proxy against ours (root)
-	@$(BIN)/pytest -q tests/conformance $(ARGS)
+controlplane:  ## kube-apiserver and kube-proxy of the pinned release, compiled once (Go)
+	@tests/controlplane/build $(ARGS)
+
+conformance: setup controlplane  ## the rules of a real kube-proxy against ours (root)
+	@$(BIN)/pytest -q tests/conformance
+	@$(BIN)/python -m tests.conformance $(ARGS)
+
+record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
+	@$(BIN)/python -m tests.conformance --record $(ARGS)
 
 clean:  ## everything that make made, except system packages
 	@rm -rf $(VENV) build dist collections tests/output .ansible .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info

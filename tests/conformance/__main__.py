@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,6 +38,8 @@ def main() -> int:
         "--changes", type=Path, metavar="FILE", help="what happens to it: a JSON object with an action a line"
     )
     args = parser.parse_args()
+    # Being told to stop is no reason to leave namespaces and processes behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     clusters = list(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
     settings = Settings(
         minor=args.compat, steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),
