@@ -45,12 +45,12 @@ demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
 bench: setup  ## speed as ratios, all from one run (root)
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-controlplane:  ## kube-apiserver and kube-proxy of the pinned release, compiled once (Go)
-	@tests/controlplane/build $(ARGS)
+controlplane:  ## kube-apiserver and kube-proxy, compiled once (Go); KUBERNETES=1.36 for an older one
+	@tests/controlplane/build $(KUBERNETES)
 
 conformance: setup controlplane  ## the rules of a real kube-proxy against ours (root)
 	@$(BIN)/pytest -q tests/conformance
-	@$(BIN)/python -m tests.conformance $(ARGS)
+	@$(BIN)/python -m tests.conformance $(if $(KUBERNETES),--compat $(KUBERNETES)) $(ARGS)
 
 record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
 	@$(BIN)/python -m tests.conformance --record $(ARGS)
