@@ -138,10 +138,10 @@ def test_a_delta_bundle_names_the_generation_that_it_is_made_for(tmp_path: Path)
     assert (manifest["kind"], manifest["base"], manifest["generation"]) == ("Delta", old.generation, new.generation)
     assert set(manifest["files"]) == {
         "akp-node",
-        "conntrack.udp",
+        "conntrack.udp.diff",
         "ip6tables.rules",
         "iptables.rules",
-        "services.jsonl",
+        "services.jsonl.diff",
     }
 
 

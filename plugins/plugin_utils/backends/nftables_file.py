@@ -180,7 +180,7 @@ def _family_delta(change: Delta, state: State, family: str) -> Iterator[str]:
     removed = [obj for obj in change.removed if obj[0] == family]
     if (family, "chain", "services") in made:
         yield _table(family)
-    yield from map(_declaration, made)
+    yield from (_declaration(obj) for obj in changed if obj in made or obj in chains)
     for obj in containers:
         yield from map(_deletion, _lines_without(change.before.get(obj, ""), changed[obj]))
     yield from map(_flush, chains)
