@@ -50,7 +50,7 @@ controlplane:  ## kube-apiserver and kube-proxy, compiled once (Go); KUBERNETES=
 
 conformance: setup controlplane  ## the rules of a real kube-proxy against ours (root)
 	@$(BIN)/pytest -q tests/conformance
-	@$(BIN)/python -m tests.conformance $(if $(KUBERNETES),--compat $(KUBERNETES)) $(ARGS)
+	@$(BIN)/python -m tests.conformance $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(ARGS)
 
 record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
 	@$(BIN)/python -m tests.conformance --record $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -112,11 +113,16 @@ def calls_of(lab: Lab) -> list[Call]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--mode", choices=["iptables", "nftables"], default="iptables")
+    mode = parser.parse_args().mode
     with tempfile.TemporaryDirectory(prefix="akp-demo-") as work:
-        return demo(Path(work))
+        return demo(Path(work), mode)
 
 
-def demo(work: Path) -> int:
+def demo(work: Path, mode: str) -> int:
+    config = work / "kube-proxy.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load((SHOP / "kube-proxy.yaml").read_text()) | {"mode": mode}))
     with step("Three nodes with sshd, a client outside, and a controller between them"):
         lab = Lab(f"demo-{os.getpid()}", nodes=3)
     with lab:
@@ -124,7 +130,7 @@ def demo(work: Path) -> int:
             realise(lab, SHOP)
             lab.add_pod("client", "n1")
         before = work / "before"
-        render(SHOP, before)
+        render(SHOP, config, before)
         apply(lab, before)
         calls = calls_of(lab)
         wrong = show_calls(lab, calls)
@@ -133,7 +139,7 @@ def demo(work: Path) -> int:
         shop, after = work / "shop", work / "after"
         shutil.copytree(SHOP, shop)
         remove_endpoint(shop / "catalog.yaml", "catalog-2")
-        render(shop, after)
+        render(shop, config, after)
         akp("diff", before, after, expect=1)
         apply(lab, after)
         wrong += show_calls(lab, [without(call, "catalog-2") for call in calls if call.to.startswith("catalog")])
@@ -148,8 +154,8 @@ def demo(work: Path) -> int:
     return 1 if wrong else 0
 
 
-def render(cluster: Path, output: Path) -> None:
-    akp("render", "--cluster", cluster, "--config", SHOP / "kube-proxy.yaml", "--all-nodes", "--output", output)
+def render(cluster: Path, config: Path, output: Path) -> None:
+    akp("render", "--cluster", cluster, "--config", config, "--all-nodes", "--output", output)
 
 
 def akp(*arguments: str | Path, expect: int = 0) -> None:
@@ -187,7 +193,7 @@ def summary(result: dict[str, Any]) -> str:
         f"{family} chains: {counts['added']} added, {counts['changed']} changed, {counts['removed']} removed"
         for family, counts in result["chains"].items()
     )
-    return f"changed, iptables-{result['flavour']}; {chains}; {result['seconds']} s"
+    return f"changed, {result['mode']}; {chains}; {result['seconds']} s"
 
 
 def show_calls(lab: Lab, calls: Sequence[Call]) -> list[str]:
