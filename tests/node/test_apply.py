@@ -259,6 +259,14 @@ def test_the_rules_stay_in_the_flavour_where_kube_chains_are(new_host: Callable[
     assert host.sh("nft list ruleset") == ""
 
 
+def test_after_a_reboot_the_recorded_flavour_is_used_again(new_host: Callable[..., Host], tmp_path: Path) -> None:
+    host = new_host("legacy")
+    host.apply(bundles.simple(tmp_path / "a"))
+    rebooted = new_host("legacy")
+    answer = rebooted.akp("restore", AKP_IPTABLES="", AKP_STATE=str(host.state)).json
+    assert (answer["changed"], answer["flavour"]) == (True, "legacy")
+
+
 def test_looking_at_a_host_creates_no_legacy_table(nft_host: Host, tmp_path: Path) -> None:
     bundle = bundles.simple(tmp_path / "a")
     for verb in (["status"], ["facts"], ["check", bundle], ["apply", bundle], ["status", "--verify"], ["cleanup"]):

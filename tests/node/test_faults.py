@@ -199,6 +199,37 @@ def test_a_full_disk_changes_nothing(nft_host: Host, tmp_path: Path) -> None:
     assert nft_host.chains() == set()
 
 
+def test_a_full_disk_of_the_state_directory_changes_nothing(nft_host: Host, tmp_path: Path) -> None:
+    bundle = bundles.simple(tmp_path / "a", bundles.many(200, 4), sysctls_conf="net.ipv4.conf.all.route_localnet = 1\n")
+    nft_host.state.mkdir()
+    before = nft_host.kernel()
+    mount = f'mount -t tmpfs -o size=300k none {nft_host.state} && exec "$@"'
+    result = nft_host.akp("apply", bundle, prefix=("unshare", "-m", "sh", "-c", mount, "sh"))
+    assert (result.code, "cannot be kept" in result.json["error"]) == (3, True)
+    assert nft_host.kernel() == before
+
+
+def test_a_run_ended_by_a_signal_says_so(host: Host, tmp_path: Path) -> None:
+    """The signal comes during a transaction, which ends first."""
+    path = killer(tmp_path / "bin", host, before="", after='kill -TERM "$PPID"')
+    bundle = bundles.simple(tmp_path / "a", bundles.many(60, 4))
+    result = host.akp("apply", bundle, PATH=path)
+    assert result.code == 0  # once the switch has begun a run goes on to its end
+    assert host.akp("status", "--verify").json["drift"] == 0
+
+    other = tmp_path / "bin" / "sha256sum"
+    other.write_text('#!/bin/sh\nkill -TERM "$PPID"\nsleep 1\nexit 1\n')
+    other.chmod(0o755)
+    result = host.akp("apply", bundles.simple(tmp_path / "b"), PATH=path)
+    assert (result.code, result.json["error"]) == (143, "ended by a signal")
+
+
+def test_it_needs_root(nft_host: Host, tmp_path: Path) -> None:
+    bundle = bundles.simple(tmp_path / "a")
+    result = nft_host.akp("apply", bundle, prefix=("setpriv", "--reuid=65534", "--clear-groups"))
+    assert (result.code, result.json["error"]) == (3, "apply needs root")
+
+
 def test_a_state_directory_that_cannot_be_written_changes_nothing(nft_host: Host, tmp_path: Path) -> None:
     result = nft_host.akp("apply", bundles.simple(tmp_path / "a"), AKP_STATE="/proc/akp")
     assert (result.code, "state directory" in result.json["error"]) == (3, True)

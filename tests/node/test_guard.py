@@ -201,7 +201,7 @@ MANIFESTS = {
     "an option as a file name": ({"files": {"-x": "0" * 64}}, "the list of files is not"),
     "a digest that is none": ({"files": {"iptables.rules": "abc"}}, "the list of files is not"),
     "a file that is not there": ({"files": {"other.rules": "0" * 64}}, "other.rules: listed in the manifest but not there"),
-    "a file that is not listed": ({"files": {"akp-node": bundles.sha256(bundles.PROGRAM.read_text())}}, "iptables.rules: not listed in the manifest"),
+    "a file that is not listed": ({"files": {"notes.txt": bundles.sha256("x\n")}}, "iptables.rules: not listed in the manifest"),
     "a digest of another file": ({"files": {"iptables.rules": "0" * 64}}, "iptables.rules: the digest does not match the manifest"),
 }  # fmt: skip
 
@@ -209,7 +209,7 @@ MANIFESTS = {
 @pytest.mark.parametrize("case", MANIFESTS)
 def test_a_manifest_that_does_not_fit_is_refused(host: Host, tmp_path: Path, case: str) -> None:
     fields, expected = MANIFESTS[case]
-    bundle = bundles.write(tmp_path / "b", {"iptables.rules": bundles.rules(bundles.shop())})
+    bundle = bundles.write(tmp_path / "b", {"iptables.rules": bundles.rules(bundles.shop()), "notes.txt": "x\n"})
     edit_manifest(bundle, **fields)
     assert expected in refusal(host, bundle)
 
