@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from tests.controlplane import DEFAULT_MINOR
+
 from . import draw, goldens, history
 from .run import Runner, Settings, twins
 
@@ -24,7 +26,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the clusters after it have the next ones")
     parser.add_argument("--clusters", type=int, default=25, help="how many clusters per mode")
     parser.add_argument("--mode", action="append", choices=(*MODES, "ipvs"), help=f"default: {', '.join(MODES)}")
-    parser.add_argument("--compat", default="1.37", help="the Kubernetes minor of kube-proxy, and of our rules")
+    parser.add_argument("--kubernetes", default=DEFAULT_MINOR, metavar="MINOR", help="of kube-proxy and the API server")
+    parser.add_argument("--compat", metavar="MINOR", help="of our rules (default: the same)")
     parser.add_argument("--steps", type=int, default=3, help="changes in the life of each cluster")
     parser.add_argument("--no-packets", action="store_true", help="compare rules only")
     parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="how long to look for the cause")
@@ -42,11 +45,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     clusters = list(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
     settings = Settings(
-        minor=args.compat, steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),
+        steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),
         shrink_seconds=args.shrink, output=args.output, record=goldens.FOLDER if args.record else None,
         changes=_step(clusters[0], args.changes) if args.changes else None,
     )  # fmt: skip
-    with twins(args.compat) as twin:
+    with twins(args.kubernetes, args.compat) as twin:
         runner = Runner(twin, settings)
         report = runner.run(clusters)
     print(f"\n{report.summary()}\n{report.write(args.output)}")
@@ -56,13 +59,13 @@ def main() -> int:
 def _drawn(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     for mode in args.mode or MODES:
         for seed in range(args.seed, args.seed + args.clusters):
-            yield draw.cluster(seed, mode, args.compat)
+            yield draw.cluster(seed, mode, args.kubernetes)
 
 
 def _recorded(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     for mode in args.mode or MODES:
         for seed in goldens.SEEDS[mode]:
-            yield draw.cluster(seed, mode, args.compat)
+            yield draw.cluster(seed, mode, args.kubernetes)
 
 
 def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
@@ -74,7 +77,7 @@ def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     objects = [obj for file in files for document in yaml.safe_load_all(file.read_text()) for obj in _items(document)]
     config = yaml.safe_load(args.config.read_text())
     node = args.node or config["hostnameOverride"].strip().lower()
-    yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects), args.compat)
+    yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects), args.kubernetes)
 
 
 def _step(cluster: draw.Cluster, file: Path) -> history.Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -60,15 +61,13 @@ class Sentinel:
     def shows(self, namespace: str, mode: str) -> bool:
         """Whether the last poke has reached the kernel, in both families."""
         if mode == "nftables":
-            rules = {
-                family: netns.run(namespace, "nft", "list", "table", family, "kube-proxy", check=False)
-                for family in ("ip", "ip6")
+            texts = {
+                family: netns.run(namespace, "nft", "list", "table", table, "kube-proxy", check=False)
+                for family, table in ((IPV4, "ip"), (IPV6, "ip6"))
             }
-            wanted = {"ip": ("10.250.0.1", "10.96.0.250"), "ip6": ("[fd00:10:250::1]", "fd00:10:96::fa")}
             return all(
-                f"dnat to {wanted[family][0]}:{self.number}" in text
-                and f"{wanted[family][1]} . tcp . {self.number}" in text
-                for family, text in rules.items()
+                f"{ADDRESSES[family]} . tcp . {self.number} " in text and self._endpoint(family).search(text)
+                for family, text in texts.items()
             )
         save4, save6 = (
             netns.run(namespace, f"{tool}-save", "-t", "nat", check=False) for tool in ("iptables", "ip6tables")
@@ -77,6 +76,11 @@ class Sentinel:
             f"--to-destination {endpoint}:{self.number}" in text and f"--dport {self.number} -j KUBE-SVC-" in text
             for text, endpoint in ((save4, "10.250.0.1"), (save6, "[fd00:10:250::1]"))
         )
+
+    def _endpoint(self, family: str) -> re.Pattern[str]:
+        """The sentinel's endpoint in a nft rule; 1.36 has a map there even for one."""
+        address = re.escape(ENDPOINTS[family])
+        return re.compile(rf"(?:{address}\]?:|{address} \. ){self.number}\b")
 
 
 @dataclass

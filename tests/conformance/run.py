@@ -31,7 +31,6 @@ FEATURE_GATES = {"StrictIPCIDRValidation": False}
 
 @dataclass(frozen=True)
 class Settings:
-    minor: str = "1.37"
     steps: int = 3
     packets: bool = True
     shrink_seconds: float = 120
@@ -41,7 +40,7 @@ class Settings:
 
 
 @contextmanager
-def twins(minor: str) -> Iterator[Twin]:
+def twins(minor: str, compat: str | None = None) -> Iterator[Twin]:
     """A control plane and a pair of namespaces, gone afterwards."""
     prefix = f"akpc{os.getpid()}"
     world = World(f"{prefix}-real-w")
@@ -50,7 +49,7 @@ def twins(minor: str) -> Iterator[Twin]:
     world.build()
     try:
         with ControlPlane(world.name, (WORLD4, WORLD6), minor, feature_gates=FEATURE_GATES) as plane:
-            twin = Twin(plane, folder, prefix)
+            twin = Twin(plane, folder, prefix, compat or minor)
             try:
                 yield twin
             finally:
@@ -63,7 +62,7 @@ def twins(minor: str) -> Iterator[Twin]:
 class Runner:
     def __init__(self, twin: Twin, settings: Settings) -> None:
         self.twin, self.settings = twin, settings
-        self.report = Report(twin.binary.parent.name, twin.plane.minor)
+        self.report = Report(twin.binary.parent.name, twin.compat)
 
     def run(self, clusters: Iterable[Cluster]) -> Report:
         for cluster in clusters:
@@ -178,4 +177,4 @@ class Runner:
 
 def _again(folder: Path, cluster: Cluster) -> str:
     options = f"--cluster {folder}/cluster.yaml --config {folder}/config.yaml --node {cluster.node}"
-    return f"python -m tests.conformance {options} --compat {cluster.minor}"
+    return f"python -m tests.conformance {options} --kubernetes {cluster.minor}"

@@ -48,6 +48,7 @@ class Twin:
     plane: ControlPlane
     folder: Path
     prefix: str
+    compat: str  # the minor whose rules we write; the control plane's, unless differences are wanted
 
     def __post_init__(self) -> None:
         self.sentinel = Sentinel(self.plane)
@@ -123,7 +124,7 @@ class Twin:
         bundle = self.folder / "bundle"
         self._renderer.render(
             snapshot=str(self.folder / "snapshot"), config=str(config), facts=str(facts), node=cluster.node,
-            compat=self.plane.minor, output=str(bundle),
+            compat=self.compat, output=str(bundle),
         )  # fmt: skip
         state = f"AKP_STATE={self.folder}/state"
         apply = ["env", state, "sh", str(bundle / "akp-node"), "apply", str(bundle)]
