@@ -315,7 +315,11 @@ def scheduled(schedulers: dict[str, str], *, annotations: bool, base: ProxyConfi
     )
     chosen = with_schedulers(base or config(mode="ipvs"), schedulers, annotations=annotations)
     view = ClusterView(read, chosen).node_view(node_facts(read.nodes[0]))
-    return {key[6:-3]: rest[3:] for key, rest in scheduling(ipvs.Renderer(COMPATS["1.37"]).state(view)).items() if "96" in key}
+    return {
+        key[6:-3]: rest[3:]
+        for key, rest in scheduling(ipvs.Renderer(COMPATS["1.37"]).state(view)).items()
+        if "96" in key
+    }
 
 
 def test_annotations_count_only_if_they_are_let() -> None:
