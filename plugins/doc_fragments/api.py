@@ -14,16 +14,22 @@ options:
     description:
       - Path to a kubeconfig file, or its content as a mapping.
       - Without it, and without O(host), credentials are looked for where a pod has them, then in C(~/.kube/config).
-      - Can also be given in the environment variable E(K8S_AUTH_KUBECONFIG).
+      - If not given, the variable C(kube_proxy_kubeconfig) holds, else the environment variable E(K8S_AUTH_KUBECONFIG).
     type: raw
   context:
-    description: Context of the kubeconfig. Also E(K8S_AUTH_CONTEXT).
+    description:
+      - Context of the kubeconfig. Also E(K8S_AUTH_CONTEXT).
+      - If not given, the variable C(kube_proxy_context) holds.
     type: str
   host:
-    description: URL of the API server. Also E(K8S_AUTH_HOST).
+    description:
+      - URL of the API server. Also E(K8S_AUTH_HOST).
+      - If not given, the variable C(kube_proxy_api_host) holds.
     type: str
   api_key:
-    description: Bearer token. Also E(K8S_AUTH_API_KEY).
+    description:
+      - Bearer token. Also E(K8S_AUTH_API_KEY).
+      - If not given, the variable C(kube_proxy_api_key) holds.
     type: str
   username:
     description: User for HTTP basic authentication. Also E(K8S_AUTH_USERNAME).
@@ -40,7 +46,9 @@ options:
     type: path
     aliases: [key_file]
   ca_cert:
-    description: Path to the certificate of the authority that signed the API server's. Also E(K8S_AUTH_SSL_CA_CERT).
+    description:
+      - Path to the certificate of the authority that signed the API server's. Also E(K8S_AUTH_SSL_CA_CERT).
+      - If not given, the variable C(kube_proxy_api_ca_cert) holds.
     type: path
     aliases: [ssl_ca_cert]
   validate_certs:

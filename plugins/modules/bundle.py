@@ -23,13 +23,16 @@ extends_documentation_fragment:
   - agentless.kube_proxy.attributes.action_group
 options:
   snapshot:
-    description: The snapshot to render from. The default is C(snapshot.json) in O(dir).
+    description:
+      - The snapshot to render from. The default is C(snapshot.json) in O(dir).
+      - If not given, the variable C(kube_proxy_snapshot) holds.
     type: path
   config:
     description:
       - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping. In a mapping C(apiVersion) and
         C(kind) may be left out. C(mode) in it chooses how rules are written.
       - Without it, kube-proxy's defaults hold.
+      - If not given, the variable C(kube_proxy_config) holds.
     type: raw
   hosts:
     description:
@@ -42,16 +45,21 @@ options:
     type: dict
     default: {}
   compat:
-    description: The kube-proxy minor whose rules are written.
+    description:
+      - The kube-proxy minor whose rules are written.
+      - If not given, the variable C(kube_proxy_compat) holds.
     type: str
     default: "1.37"
   plan:
     description:
       - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest) and what was
         computed now is what it says.
+      - If not given, the variable C(kube_proxy_plan) holds.
     type: path
   plan_digest:
-    description: The digest of the plan that was approved.
+    description:
+      - The digest of the plan that was approved.
+      - If not given, the variable C(kube_proxy_plan_digest) holds.
     type: str
 seealso:
   - module: agentless.kube_proxy.snapshot

@@ -44,7 +44,9 @@ options:
     choices: [applied, gathered, rolled_back, absent]
     default: applied
   name:
-    description: The name of the Node object, if it is not the name of the host in the inventory.
+    description:
+      - The name of the Node object, if it is not the name of the host in the inventory.
+      - If not given, the variable C(kube_proxy_node_name) holds.
     type: str
   bundle:
     description: The directory of the bundle. The default is where M(agentless.kube_proxy.bundle) wrote it.
@@ -56,24 +58,32 @@ options:
     description:
       - With O(state=gathered), compare every rule with what was applied. Up to about 15,000 rules that is done anyway;
         beyond, reading them all takes seconds, and without this option only markers and jumps are looked at.
+      - If not given, the variable C(kube_proxy_verify) holds.
     type: bool
     default: false
   max_removed_percent:
-    description: Refuse a bundle that would remove more than this share of the service ports that the node has.
+    description:
+      - Refuse a bundle that would remove more than this share of the service ports that the node has.
+      - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
     default: 100
   install:
     description:
       - Keep the node program, owned by root, at O(install_path), for those who want to allow exactly that program or to
         run it by hand. With O(state=absent), remove it.
+      - If not given, the variable C(kube_proxy_install) holds.
     type: bool
     default: false
   install_path:
-    description: Where the node program is installed.
+    description:
+      - Where the node program is installed.
+      - If not given, the variable C(kube_proxy_install_path) holds.
     type: str
     default: /usr/local/sbin/akp-node
   state_dir:
-    description: Where the node keeps its last bundles.
+    description:
+      - Where the node keeps its last bundles.
+      - If not given, the variable C(kube_proxy_state_dir) holds.
     type: str
     default: /var/lib/akp
   command:
@@ -81,6 +91,7 @@ options:
       - The command that runs an installed node program, for accounts that may run nothing else, such as
         C(sudo -n /usr/local/sbin/akp-node). It is sent as it is, with a verb and options after it. C(become) is not
         wanted then.
+      - If not given, the variable C(kube_proxy_command) holds.
     type: str
 seealso:
   - module: agentless.kube_proxy.bundle

@@ -29,16 +29,21 @@ options:
     description:
       - A file, or a directory of files, as C(kubectl get -o yaml) or C(-o json) prints them, to read instead of an API
         server.
+      - If not given, the variable C(kube_proxy_cluster_dir) holds.
     type: path
   dest:
     description: Where the snapshot is written. The default is C(snapshot.json) in O(dir).
     type: path
   timeout:
-    description: Seconds that the API server may take for one answer.
+    description:
+      - Seconds that the API server may take for one answer.
+      - If not given, the variable C(kube_proxy_api_timeout) holds.
     type: int
     default: 60
   strict:
-    description: Fail if an object cannot be used, instead of leaving it out.
+    description:
+      - Fail if an object cannot be used, instead of leaving it out.
+      - If not given, the variable C(kube_proxy_strict) holds.
     type: bool
     default: false
 seealso:

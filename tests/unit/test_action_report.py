@@ -1,0 +1,150 @@
+"""What people read: per Service on one node, and over a whole run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentless_kube_proxy.backends.common import SERVICES
+from agentless_kube_proxy.bundle.manifest import SERVICES_FILE
+from agentless_kube_proxy.controller import report
+from agentless_kube_proxy.controller.directory import WorkDirectory
+
+
+def line(service: str, *endpoints: str, port: str = "http", family: str = "IPv4", **fields: Any) -> str:
+    record = {"service": service, "port": port, "protocol": "tcp", "family": family, **fields}
+    return json.dumps({**record, "endpoints": list(endpoints)})
+
+
+def test_the_file_of_services_has_one_name() -> None:
+    assert SERVICES == ("file", SERVICES_FILE)
+
+
+def test_changes_are_counted_per_service_and_endpoint() -> None:
+    before = [line("shop/old", "10.0.0.1:80"), line("shop/web", "10.0.0.2:80", "10.0.0.3:80")]
+    after = [
+        line("shop/web", "10.0.0.3:80", "10.0.0.4:80"),
+        line("shop/new", "10.0.0.5:80"),
+        line("shop/new", "[fd00::5]:80", family="IPv6"),
+        line("shop/new", "10.0.0.5:81", port="admin"),
+    ]
+    counted = report.tally(report.service_changes(before, after))
+    assert counted == {
+        "services": {"added": 1, "changed": 1, "removed": 1},
+        "endpoints": {"added": 4, "removed": 2},
+    }
+
+
+def test_a_diff_reads_like_a_sentence_about_services() -> None:
+    changes = report.service_changes(
+        [line("shop/web", "10.0.0.2:80", clusterIP="10.96.0.1:80")],
+        [line("shop/web", "10.0.0.3:80", clusterIP="10.96.0.1:80")],
+    )
+    drift = [
+        {
+            "kind": "missing-rule",
+            "family": "ipv4",
+            "table": "nat",
+            "chain": "KUBE-X",
+            "service": "a/b",
+            "rule": "-A KUBE-X",
+        },
+        {"kind": "sysctl", "name": "net.x", "wanted": "1", "actual": "0"},
+    ]
+    assert report.diff_text(changes, drift, ["sysctls: 1"]) == (
+        "~ shop/web:http tcp IPv4\n"
+        "    - endpoint 10.0.0.2:80\n"
+        "    + endpoint 10.0.0.3:80\n"
+        "~ sysctls: 1\n"
+        "! not as it was left:\n"
+        "    missing rule: ipv4 nat KUBE-X (a/b): -A KUBE-X\n"
+        "    sysctl: net.x is 0, not 1\n"
+    )
+
+
+def test_a_flushed_table_does_not_fill_the_screen() -> None:
+    drift = [{"kind": "missing-rule", "table": "nat", "chain": f"KUBE-{i}"} for i in range(500)]
+    lines = report.diff_text([], drift).splitlines()
+    assert len(lines) == 22
+    assert lines[-1] == "    and 480 more"
+
+
+def note(phase: str, host: str, **fields: Any) -> dict[str, Any]:
+    return {"phase": phase, "host": host, "began": 100.0, "ended": 101.5, **fields}
+
+
+def push(host: str, *, changed: bool, changes: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return note("push", host, changed=changed, changes=changes or [], **fields)
+
+
+ADDED = report.as_data(report.service_changes([], [line("shop/web", "10.0.0.1:80", "10.0.0.2:80")]))
+
+
+def test_a_run_is_summed_up() -> None:
+    notes = [
+        note("snapshot", "localhost", problems=["Service/shop/bad: no"]),
+        note("ask", "n1"),
+        {**note("ask", "n2"), "began": 101.0, "ended": 104.0},
+        note("ask", "n3"),
+        note("render", "localhost", problems=["Service/shop/bad: no"]),
+        push("n1", changed=True, changes=ADDED),
+        push("n2", changed=True, changes=ADDED, differences=[{"kind": "missing-rule"}]),
+        push("n3", changed=False),
+        note("push", "n4", failed="the kernel refused"),
+    ]
+    summary = report.summarise(notes, ["n1", "n2", "n3", "n4", "n5"], check=False)
+    assert summary.lines() == [
+        "5 nodes: 2 changed, 1 unchanged, 2 failed",
+        "  n4 failed: the kernel refused",
+        "  n5 failed: was not reached",
+        "Services: 1 added, 0 changed, 0 removed; endpoints: 2 added, 0 removed",
+        "  n2 was not as it was left, 1 difference",
+        "left out of the cluster: 1",
+        "  Service/shop/bad: no",
+        "seconds: snapshot 1.50, ask 4.00, render 1.50, push 1.50",
+    ]
+
+
+def test_a_run_that_stopped_says_why() -> None:
+    notes = [note("ask", "n1"), {"phase": "stopped", "host": "localhost", "failed": "401"}]
+    lines = report.summarise(notes, ["n1"], check=False).lines()
+    assert lines[:3] == [
+        "1 nodes: 0 changed, 0 unchanged, 1 failed",
+        "  n1 failed: the run ended before its turn",
+        "stopped: 401",
+    ]
+
+
+def test_check_mode_says_would() -> None:
+    lines = report.summarise([push("n1", changed=True, changes=ADDED)], ["n1"], check=True).lines()
+    assert lines[0] == "1 nodes: 1 would change, 0 unchanged, 0 failed"
+
+
+def test_hosts_of_another_limit_are_not_counted() -> None:
+    notes = [push("n1", changed=True, changes=ADDED), push("n2", changed=True)]
+    assert report.summarise(notes, ["n2"], check=False).changed == ("n2",)
+
+
+def test_a_plan_is_named_by_all_that_is_in_it() -> None:
+    notes = [push("n1", changed=True, changes=ADDED, node="n1", previous=None, generation="g")]
+    plan = report.plan_of(notes, "snapshot-digest")
+    assert plan["hosts"]["n1"]["generation"] == "g"
+    assert plan["digest"] == report.plan_digest(plan)
+    for change in ({"snapshot": "other"}, {"hosts": {}}):
+        assert report.plan_digest({**plan, **change}) != plan["digest"]
+    again = [push("n1", changed=True, changes=ADDED, node="n1", previous=None, generation="g")]
+    again[0]["ended"] = 999.0
+    assert report.plan_of(again, "snapshot-digest") == plan, "how long it took is no part of it"
+
+
+def test_notes_of_a_run_are_its_own(tmp_path: Path) -> None:
+    directory = WorkDirectory(tmp_path).make()
+    directory.note("ask", "host/with:odd name", {"began": 1})
+    assert directory.noted("ask", "host/with:odd name") == {"phase": "ask", "host": "host/with:odd name", "began": 1}
+    assert [each["host"] for each in directory.notes()] == ["host/with:odd name"]
+    for number in range(9):
+        (tmp_path / "runs" / f"old-{number}").mkdir()
+    directory.forget_old_runs()
+    assert len(list((tmp_path / "runs").iterdir())) == 5
+    assert tmp_path.stat().st_mode & 0o077 in (0, 0o055)
