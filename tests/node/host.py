@@ -59,7 +59,7 @@ class Host:
     def environment(self) -> dict[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith("AKP_")}
         env |= {"AKP_STATE": str(self.state), "AKP_IPTABLES": self.flavour, "LANG": "C"}
-        env["XTABLES_LOCKFILE"] = str(self.directory / "xtables.lock")
+        env |= {"XTABLES_LOCKFILE": str(self.directory / "xtables.lock"), "TMPDIR": str(self.directory)}
         if self.shell == "busybox":
             env["PATH"] = f"{self._applets()}:{env['PATH']}"
         return env

@@ -22,10 +22,12 @@ STRANGER = "KUBE-SVC-AAAAAAAAAAAAAAAA"
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """One namespace for all: nothing of these bundles reaches it."""
     each = Host(tmp_path_factory.mktemp("host"), "nft", request.param)
-    yield each
-    assert each.sh("nft list ruleset") == ""
-    assert not each.state.exists()
-    each.close()
+    try:
+        yield each
+        assert each.sh("nft list ruleset") == ""
+        assert not each.state.exists()
+    finally:
+        each.close()
 
 
 def refusal(host: Host, bundle: Path, **env: str) -> str:
