@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy import backends
-from agentless_kube_proxy.backends.state import State
-from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.backends.state import State, delta
+from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -112,16 +112,28 @@ class Hosts:
         write_bundle(state, path)
         return path
 
+    def delta(self, old: State, new: State) -> Path:
+        path = self._directory / f"delta-{next(self._numbers)}"
+        write_delta(delta(old, new), new, path)
+        return path
+
 
 NO_SYSCTLS = {"conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}}
 
 
+def applied(host: Host, bundle: Path, *options: str) -> dict[str, Any]:
+    """What the bundle's own program answers to apply."""
+    result = host.akp("apply", *options, bundle, program=bundle / "akp-node")
+    assert result.code == 0, result.stdout + result.stderr
+    return result.json
+
+
 def assert_applied(hosts: Hosts, host: Host, state: State) -> None:
     bundle = hosts.bundle(state)
-    host.apply(bundle)
+    applied(host, bundle)
     assert in_order(held(host)[0]) == in_order(wanted(state))
-    assert host.apply(bundle)["changed"] is False
-    assert host.apply(bundle, "--verify")["changed"] is False
+    assert applied(host, bundle)["changed"] is False
+    assert applied(host, bundle, "--verify")["changed"] is False
 
 
 # Each example costs seconds, so the first that fails is told as it is; its seed is enough to find a smaller one.
@@ -140,6 +152,20 @@ def test_whatever_was_applied_before_the_kernel_holds_the_bundle_and_nothing_of_
         # Equal to the text is equal to what a fresh kernel would hold, since that is equal to the text as well.
         assert_applied(hosts, host, state)
         assert held(host)[1] == theirs
+    hosts.close(host)
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(steps=st.lists(clusters(4), min_size=3, max_size=3))
+def test_deltas_lead_where_the_whole_bundle_leads(hosts: Hosts, steps: list[Any]) -> None:
+    host = hosts.new()
+    first, *others = (render(*objects, on="n1", **NO_SYSCTLS) for objects in steps)
+    applied(host, hosts.bundle(first))
+    for old, new in itertools.pairwise([first, *others]):
+        answer = applied(host, hosts.delta(old, new))
+        assert (answer["ok"], answer["generation"]) == (True, new.generation)
+        assert in_order(held(host)[0]) == in_order(wanted(new))
+    assert applied(host, hosts.bundle(others[-1]), "--verify")["changed"] is False
     hosts.close(host)
 
 

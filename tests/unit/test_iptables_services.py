@@ -132,6 +132,14 @@ def test_both_families_of_a_service_have_chains_of_the_same_name() -> None:
     assert "-d 10.96.7.7/32" in chain(state, "nat", "KUBE-SERVICES", "IPv4")
 
 
+def test_of_two_services_that_claim_one_address_both_are_written_and_the_first_by_name_is_met() -> None:
+    a, b = (service(name, clusterIP=f"10.96.0.{i}", externalIPs=["192.0.2.1"]) for i, name in enumerate(("a", "b"), 1))
+    for objects in ((a, b), (b, a)):
+        state = render(*objects, slice_of("a", "10.244.1.1"), slice_of("b", "10.244.1.2"))
+        claims = [rule for rule in chain(state, "nat", "KUBE-SERVICES").splitlines() if "192.0.2.1" in rule]
+        assert [re.search(r'"(\S+) external IP"', rule)[1] for rule in claims] == ["shop/a:http", "shop/b:http"]  # type: ignore[index]
+
+
 # ------------------------------------------------------------------ externalTrafficPolicy: Local
 
 
