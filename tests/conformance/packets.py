@@ -100,7 +100,9 @@ def _ways(cluster: Cluster, service: Object, port: Object) -> Iterator[tuple[str
             yield "load balancer IP", str(parse(ingress["ip"])), port["port"]
     if "nodePort" in port:
         own = [a["address"] for a in cluster.own_node()["status"]["addresses"] if a["type"] == "InternalIP"]
-        for address in (*own, "127.0.0.1", "::1"):
+        # With this gate the kube-proxy process itself listens there; rules cannot do that.
+        served = cluster.config.get("featureGates", {}).get("KubeProxyNFTablesLocalhostNodePorts")
+        for address in (*own, *(() if served else ("127.0.0.1", "::1"))):
             yield "node port", address, port["nodePort"]
 
 
