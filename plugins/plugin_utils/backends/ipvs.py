@@ -36,6 +36,7 @@ DEVICE = "kube-ipvs0"
 MAXELEM = 65536  # kube-proxy's limit of a hash set; a set that needs more gets more
 
 _SERVICE_OPTION = {"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}
+_REAL = " -m -w 1\n"  # how every real server is reached: by masquerading, and all of them alike
 _BITS = {name: 1 << index for index, name in enumerate(SETS)}
 _PROTOCOL_NUMBER = {"tcp": 6, "udp": 17, "sctp": 132}
 
@@ -291,7 +292,7 @@ class _PortState:
             if (port.protocol, address) in taken:
                 continue
             taken.add((port.protocol, address))
-            real = "".join(f"-a {option} {address} -r {e.text} -m -w 1\n" for e in endpoints)
+            real = "".join(f"-a {option} {address} -r {e.text}{_REAL}" for e in endpoints)
             yield f"{option} {address}", f"-A {option} {address} -s {scheduler}{affinity}{flags}\n{real}"
 
     def _scheduler(self) -> str:
@@ -401,7 +402,7 @@ def _addresses(opened: dict[Object, str], families: Iterable[Family]) -> str:
 
 
 def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
-    """The files of a delta bundle: changed chains, sets and virtual servers whole, gone virtual servers deleted."""
+    """The files of a delta bundle: changed chains whole, all else as the commands that make the difference."""
     families = [family for family in Family if (family.value, "nat", "KUBE-SERVICES") in state.frame]
     for family in families:
         name = family.value
@@ -415,15 +416,54 @@ def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
             parts.append(f"-A {MARKER_CHAIN} -m comment --comment {change.generation}\n")
             parts.append("COMMIT\n")
         yield FILES[family], "".join(parts)
-    sets = {obj: text for obj, text in change.changed.items() if obj[1] == "ipset"}
+    sets = [
+        line for obj, text in change.changed.items() if obj[1] == "ipset" for line in _set_changes(obj, text, change)
+    ]
+    # A set that is made otherwise than before, or no longer: that takes a whole bundle, and the node will ask for it.
+    sets += [f"destroy {obj[2]}\n" for obj in change.removed if obj[1] == "ipset"]
     if sets:
-        yield IPSET_FILE, "".join(map(_set_text, sets.values()))
-    if any((family.value, "ipset", set_name("KUBE-IPVS-IPS", family)) in sets for family in families):
-        yield ADDRESSES_FILE, _addresses(state.open_objects, families)
-    servers = [text for obj, text in change.changed.items() if obj[1] == "ipvs"]
-    gone = [f"-D {obj[2]}\n" for obj in change.removed if obj[1] == "ipvs"]
-    if servers or gone:
-        yield SERVERS_FILE, "".join(servers + gone)
+        yield IPSET_FILE, "".join(sets)
+    addresses = [line for line in sets if line.split()[1].endswith("-IPVS-IPS") and line.startswith(("add", "del"))]
+    if addresses:
+        yield ADDRESSES_FILE, "".join(_address_change(line) for line in addresses)
+    servers = [
+        line for obj, text in change.changed.items() if obj[1] == "ipvs" for line in _server_changes(obj, text, change)
+    ]
+    servers += [f"-D {obj[2]}\n" for obj in change.removed if obj[1] == "ipvs"]
+    if servers:
+        yield SERVERS_FILE, "".join(sorted(servers, key=_comes_or_goes))
     for obj, text in change.changed.items():
         if obj[0] == "file":
             yield obj[1], text
+
+
+def _set_changes(obj: Object, text: str, change: Delta) -> Iterator[str]:
+    """Entries that come, and entries that go."""
+    old, new = change.before.get(obj, "").splitlines(keepends=True), text.splitlines(keepends=True)
+    known, wanted = set(old), set(new)
+    yield from (line for line in dict.fromkeys(new) if line not in known)
+    yield from (
+        line.replace("add", "del", 1) for line in dict.fromkeys(old) if line not in wanted and line[:3] == "add"
+    )
+
+
+def _address_change(line: str) -> str:
+    verb, _name, ip = line.split()
+    return f"addr {verb} {host_cidr(ip)} dev {DEVICE}\n"
+
+
+def _server_changes(obj: Object, text: str, change: Delta) -> Iterator[str]:
+    """A virtual server that comes or is edited, real servers that come, real servers that go."""
+    if obj not in change.before:
+        yield text
+        return
+    old, new = change.before[obj].splitlines(keepends=True), text.splitlines(keepends=True)
+    if old[0] != new[0]:
+        yield new[0].replace("-A", "-E", 1)
+    known, wanted = set(old), set(new)
+    yield from (line for line in new[1:] if line not in known)
+    yield from (f"{line.removesuffix(_REAL)}\n".replace("-a", "-d", 1) for line in old[1:] if line not in wanted)
+
+
+def _comes_or_goes(line: str) -> int:
+    return {"-d": 1, "-D": 2}.get(line[:2], 0)
