@@ -87,7 +87,9 @@ def test_what_is_applied_already_is_not_applied_again(cluster: Cluster) -> None:
 @pytest.mark.parametrize("by", ["cluster IP", "node port"])
 def test_a_udp_flow_to_an_endpoint_that_is_gone_moves_to_one_that_is_there(cluster: Cluster, by: str) -> None:
     n1 = cluster.lab.node("n1")
-    caller, addresses, number = (cluster.lab.pod("client-1"), WEB, 53)
+    caller: Place = cluster.lab.pod("client-1")
+    addresses: tuple[str, ...] = WEB
+    number = 53
     if by == "node port":
         caller, addresses, number = cluster.lab.outside, n1.addresses, NODE_PORT
     cluster.apply(web(), *slices(cluster.lab, "web", "web-2"), on=N1)

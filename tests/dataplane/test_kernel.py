@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.node.host import Host
-from tests.unit.build import dual_stack, port, render, service, slice_of
+from tests.unit.build import Object, dual_stack, port, render, service, slice_of
 from tests.unit.clusters import CONFIGS, clusters
 
 RESTORE = {"IPv4": "iptables.rules", "IPv6": "ip6tables.rules"}
@@ -118,7 +118,7 @@ class Hosts:
         return path
 
 
-NO_SYSCTLS = {"conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}}
+NO_SYSCTLS: Object = {"conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}}
 
 
 def applied(host: Host, bundle: Path, *options: str) -> dict[str, Any]:

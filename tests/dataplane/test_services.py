@@ -14,10 +14,11 @@ from tests.lab.addresses import STRANGER
 from tests.lab.node import Node
 from tests.lab.place import REFUSED, TIMEOUT, UNREACHABLE, Place, Reply
 from tests.lab.pod import Pod
+from tests.unit.build import Object
 
 from .cluster import FAMILIES, Cluster, dual, slices
 
-LOCAL = {"externalTrafficPolicy": "Local"}
+LOCAL: Object = {"externalTrafficPolicy": "Local"}
 ALLOWED = ["198.51.100.0/25", "2001:db8:51::/121", "172.18.0.11/32", "fd00:172:18::11/128"]
 
 SERVICES = {

@@ -136,7 +136,7 @@ def reordered(objects: list[Object], chance: random.Random) -> list[Object]:
 
 # ------------------------------------------------------------------ what no API server would send
 
-NASTY = st.sampled_from(
+NASTY: st.SearchStrategy[Any] = st.sampled_from(
     (
         None,
         True,

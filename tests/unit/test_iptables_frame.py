@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.backends.state import State
 
-from .build import NO_NFACCT, chain, file, node, render, service, slice_of, text
+from .build import NO_NFACCT, Object, chain, file, node, render, service, slice_of, text
 
 
 def lines(state: State, table: str, name: str, family: str = "IPv4") -> list[str]:
@@ -29,7 +29,8 @@ REVERSED = {  # what a virgin chain looks like once each jump has gone to its to
 
 @pytest.mark.parametrize("name", ["iptables.rules", "ip6tables.rules"])
 def test_jumps_are_inserted_so_that_a_virgin_chain_has_them_in_kube_proxys_order(name: str) -> None:
-    table, found = "", {}
+    table = ""
+    found: dict[tuple[str, str], list[str]] = {}
     for line in file(render(), name).splitlines():
         if line.startswith("*"):
             table = line[1:]
@@ -127,7 +128,7 @@ def test_the_masquerade_mark_as_the_kernel_prints_it(bit: int, mark: str, family
 TO_NODE_PORTS = '-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain"{} -j KUBE-NODEPORTS'
 LOCAL = TO_NODE_PORTS.format(" -m addrtype --dst-type LOCAL")
 TO_ONE = TO_NODE_PORTS.format("")
-INTERFACES = {"addresses": ["127.0.0.1", "::1", "172.18.0.11", "172.18.0.9", "fd00::11", "fe80::1"]}
+INTERFACES: Object = {"addresses": ["127.0.0.1", "::1", "172.18.0.11", "172.18.0.9", "fd00::11", "fe80::1"]}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_interface_addresses_are_part_of_the_state_only_where_rules_depend_on_th
     moved = {"addresses": ["172.18.0.11", "198.51.100.77"]}
     stays = {"addresses": ["172.18.0.11"]}
     assert render(facts=moved).generation == render(facts=stays).generation
-    by_interface = {"nodePortAddresses": ["0.0.0.0/1", "128.0.0.0/1"]}
+    by_interface: Object = {"nodePortAddresses": ["0.0.0.0/1", "128.0.0.0/1"]}
     assert render(facts=moved, **by_interface).generation != render(facts=stays, **by_interface).generation
 
 

@@ -9,16 +9,16 @@ import pytest
 from agentless_kube_proxy.backends.iptables import _probability
 from agentless_kube_proxy.backends.state import State
 
-from .build import chain, dual_stack, endpoint, file, node, port, render, service, slice_of, text
+from .build import Object, chain, dual_stack, endpoint, file, node, port, render, service, slice_of, text
 
 H = "67NZLRHBNDSAWJRO"  # shop/web:http tcp
 SVC, SVL, EXT, FW = (f"KUBE-{kind}-{H}" for kind in ("SVC", "SVL", "EXT", "FW"))
 HERE, AWAY = endpoint("10.244.1.1"), endpoint("10.244.2.1", node="n2")
 SEP_HERE, SEP_AWAY = "KUBE-SEP-3B5XO7OSMV7VPARF", "KUBE-SEP-OA26CPEPWTDPMPAE"
-NODE_PORT = {"ports": [port(nodePort=30080)]}
-LOAD_BALANCER = {"type": "LoadBalancer", "ingress": ("198.51.100.9",)}
-EXT_LOCAL = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
-EVERYWHERE = {**NODE_PORT, **LOAD_BALANCER, "externalIPs": ["192.0.2.1"]}
+NODE_PORT: Object = {"ports": [port(nodePort=30080)]}
+LOAD_BALANCER: Object = {"type": "LoadBalancer", "ingress": ("198.51.100.9",)}
+EXT_LOCAL: Object = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
+EVERYWHERE: Object = {**NODE_PORT, **LOAD_BALANCER, "externalIPs": ["192.0.2.1"]}
 
 
 def web(*endpoints: Any, on: str = "n1", config: Any = None, facts: Any = None, **spec: Any) -> State:
@@ -106,8 +106,8 @@ def test_the_type_of_a_service_does_not_matter_for_its_node_ports_and_addresses(
 
 
 def test_addresses_that_a_load_balancer_proxies_are_ignored_everywhere() -> None:
-    proxied = {"ingress": ({"ip": "198.51.100.9", "ipMode": "Proxy"},), "type": "LoadBalancer"}
-    udp = {"ports": [port(53, "http", "UDP")]}
+    proxied: Object = {"ingress": ({"ip": "198.51.100.9", "ipMode": "Proxy"},), "type": "LoadBalancer"}
+    udp: Object = {"ports": [port(53, "http", "UDP")]}
     slices = slice_of("web", HERE, ports=[port(53, "http", "UDP")])
     state = render(service(**proxied, **udp, loadBalancerSourceRanges=["192.0.2.0/24"]), slices)
     assert not mentioning(state, "198.51.100.9", "KUBE-FW", "KUBE-EXT-")
@@ -301,7 +301,7 @@ def test_sources_outside_the_ranges_are_dropped_at_the_load_balancer_address() -
 
 
 def test_a_node_within_the_ranges_may_call_the_address_that_it_calls_from() -> None:
-    both = {"type": "LoadBalancer", "ingress": ("198.51.100.9", "198.51.100.8")}
+    both: Object = {"type": "LoadBalancer", "ingress": ("198.51.100.9", "198.51.100.8")}
     state = web(HERE, **both, loadBalancerSourceRanges=["172.18.0.0/16"])
     sources = re.findall(r"-s (\S+)", chain(state, "nat", FW))
     assert sources == ["172.18.0.0/16", "198.51.100.9/32", "198.51.100.8/32"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import Any
 
 import pytest
 from agentless_kube_proxy.addresses import Family
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from .build import config, port, service, snapshot
 
 
-def made(namespace: str, name: str, port_name: str, protocol: str, **spec: str) -> ServicePort:
+def made(namespace: str, name: str, port_name: str, protocol: str, **spec: Any) -> ServicePort:
     given_ = service(name, namespace, ports=[port(80, port_name, protocol)], **spec)
     return next(service_ports(snapshot(given_).services[0], Family.IPV4, config()))
 

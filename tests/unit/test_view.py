@@ -9,14 +9,14 @@ from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.view import ClusterView, PortView
 
-from .build import config, endpoint, node, port, service, slice_of, snapshot, view
+from .build import Object, config, endpoint, node, port, service, slice_of, snapshot, view
 
 HERE = endpoint("10.244.1.1", node="n1")
 AWAY = endpoint("10.244.2.1", node="n2")
-GOING = {"ready": False, "serving": True, "terminating": True}
-LOCAL_IN = {"internalTrafficPolicy": "Local"}
-LOCAL_OUT = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
-OUTSIDE = {"ports": [port(nodePort=30080)]}
+GOING: Object = {"ready": False, "serving": True, "terminating": True}
+LOCAL_IN: Object = {"internalTrafficPolicy": "Local"}
+LOCAL_OUT: Object = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
+OUTSIDE: Object = {"ports": [port(nodePort=30080)]}
 
 
 def port_view(*endpoints: Any, **spec: Any) -> PortView:
@@ -111,7 +111,7 @@ def test_whether_source_ranges_contain_the_node(ranges: list[str], allowed: bool
 
 
 def test_service_ports_that_claim_one_destination_are_marked() -> None:
-    shared = {"externalIPs": ["192.0.2.1"]}
+    shared: Object = {"externalIPs": ["192.0.2.1"]}
     seen = view(
         service("a", clusterIP="10.96.0.1", **shared),
         service("b", clusterIP="10.96.0.2", **shared),
