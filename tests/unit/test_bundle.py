@@ -167,3 +167,10 @@ def test_services_are_told_one_a_line(tmp_path: Path) -> None:
             "endpoints": ["10.244.1.1:80"],
         },
     ]
+
+
+def test_no_delta_leads_to_another_mode(tmp_path: Path) -> None:
+    old, new = render(service()), render(service(), mode="nftables")
+    with pytest.raises(ValueError, match="only a full bundle"):
+        write_delta(delta(old, new), new, tmp_path / "n1")
+    assert not (tmp_path / "n1").exists()

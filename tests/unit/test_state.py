@@ -95,6 +95,9 @@ def test_a_family_less_takes_all_its_objects_along() -> None:
     assert applied(change, old) == dict(new.objects())
     back = delta(new, old)
     assert applied(back, new) == dict(old.objects())
+    assert change.needs_full
+    assert back.needs_full
+    assert not delta(old, old).needs_full
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ class Delta:
     before: dict[Object, str]  # the earlier text of changed objects that were there
     removed: tuple[Object, ...]
     names: tuple[str, ...]  # the service ports concerned
+    needs_full: bool = False  # another mode or minor, or a family that came or went: no delta leads there
 
 
 def delta(old: State, new: State) -> Delta:
@@ -130,4 +131,9 @@ def delta(old: State, new: State) -> Delta:
         before=earlier,
         removed=tuple(obj for obj in was if obj not in kept) + tuple(obj for obj in old.frame if obj not in new.frame),
         names=tuple(sorted({each.name for each in (*touched, *gone)})),
+        needs_full=(old.mode, old.compat) != (new.mode, new.compat) or _families(old) != _families(new),
     )
+
+
+def _families(state: State) -> set[str]:
+    return {obj[0] for obj in state.frame}

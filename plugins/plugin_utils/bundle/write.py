@@ -36,6 +36,8 @@ def write_delta(change: Delta, state: State, directory: Path) -> None:
 
     Files of one line per Service are told as the lines that go and come, so that a delta is as small as the change.
     """
+    if change.needs_full:
+        raise ValueError(f"node {state.node}: only a full bundle leads from {change.base} to {change.generation}")
     fields: dict[str, Any] = {
         "kind": "Delta",
         "node": state.node,
