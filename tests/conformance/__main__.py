@@ -13,9 +13,10 @@ from typing import Any
 
 import yaml
 
-from tests.controlplane import DEFAULT_MINOR
+from tests.controlplane import DEFAULT_MINOR, binaries
 
 from . import draw, goldens, history
+from .report import Report
 from .run import Runner, Settings, twins
 
 MODES = ("iptables", "nftables")
@@ -49,9 +50,12 @@ def main() -> int:
         shrink_seconds=args.shrink, output=args.output, record=goldens.FOLDER if args.record else None,
         changes=_step(clusters[0], args.changes) if args.changes else None,
     )  # fmt: skip
-    with twins(args.kubernetes, args.compat) as twin:
-        runner = Runner(twin, settings)
-        report = runner.run(clusters)
+    report = Report(binaries(args.kubernetes).name, args.compat or args.kubernetes)
+    for uml in (False, True):
+        chosen = [cluster for cluster in clusters if (cluster.mode == "ipvs") == uml]
+        if chosen:
+            with twins(args.kubernetes, args.compat, uml) as twin:
+                Runner(twin, settings, report).run(chosen)
     print(f"\n{report.summary()}\n{report.write(args.output)}")
     return 1 if report.failed or not report.cases else 0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import kernel
 from .draw import Cluster
+from .side import Namespace, Side
 
 if TYPE_CHECKING:
     from .twin import Twin
@@ -39,16 +40,17 @@ def record(folder: Path, twin: Twin, cluster: Cluster) -> Path:
     for name in ("config.json", "facts.json"):
         content = json.loads((twin.folder / name).read_text())
         (target / name).write_text(json.dumps(content, indent=1) + "\n")
-    state = kernel.canonical(kernel.read(twin.real.name), cluster.mode)
-    state["sysctls"] = tuple(line for line in state["sysctls"] if line not in pristine_sysctls(twin.real.world.name))
+    state = kernel.canonical(kernel.read(twin.real, cluster.mode), cluster.mode)
+    untouched = pristine_sysctls(Namespace(twin.plane.namespace))
+    state["sysctls"] = tuple(line for line in state["sysctls"] if line not in untouched)
     (target / "kernel.txt").write_text(dump(state))
-    (target / "kube-proxy").write_text(f"{twin.binary.parent.name} {cluster.mode} {cluster.node}\n")
+    (target / "kube-proxy").write_text(f"{twin.version} {cluster.mode} {cluster.node}\n")
     return target
 
 
-def pristine_sysctls(namespace: str) -> tuple[str, ...]:
+def pristine_sysctls(side: Side) -> tuple[str, ...]:
     """Settings of a namespace that no proxy has touched; kernels differ in these, so goldens hold only the others."""
-    return kernel.canonical({"sysctls.txt": kernel.read_sysctls(namespace)}, "")["sysctls"]
+    return kernel.canonical({"sysctls.txt": kernel.read_sysctls(side)}, "")["sysctls"]
 
 
 def _steady(value: Any) -> Any:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.controlplane import netns
+from .side import Side
 
 Texts = dict[str, str]  # what each tool printed, by file name
 State = dict[str, tuple[str, ...]]  # kernel object -> its lines, canonical
@@ -36,19 +36,45 @@ MIXED_IPVS = {"KUBE-IPVS-OUT-FILTER"}
 MARKER = "KUBE-PROXY-GENERATION"
 
 
-def read(namespace: str) -> Texts:
-    """Everything that kube-proxy may have programmed, as the tools print it."""
-    return {
-        "iptables.txt": netns.run(namespace, "iptables-save"),
-        "ip6tables.txt": netns.run(namespace, "ip6tables-save"),
-        "nft.txt": _kube_tables(netns.run(namespace, "nft", "list", "ruleset")),
-        "nfacct.txt": netns.run(namespace, "nfacct", "list"),
-        "sysctls.txt": read_sysctls(namespace),
-    }
+IPVS_SYSCTLS = (
+    "net.ipv4.vs.conntrack",
+    "net.ipv4.vs.conn_reuse_mode",
+    "net.ipv4.vs.expire_nodest_conn",
+    "net.ipv4.vs.expire_quiescent_template",
+)
+# File name -> the command whose output it holds.
+TOOLS = {
+    "iptables.txt": "iptables-save",
+    "ip6tables.txt": "ip6tables-save",
+    "nft.txt": "nft list ruleset",
+    "nfacct.txt": "nfacct list",
+    "sysctls.txt": f"sysctl {' '.join(SYSCTLS)}",
+}
+IPVS_TOOLS = {
+    "iptables.txt": "iptables-save",
+    "ip6tables.txt": "ip6tables-save",
+    "ipset.txt": "ipset save",
+    "ipvs.txt": "ipvsadm -Sn",
+    "ipvs-timeouts.txt": "ipvsadm -Ln --timeout",
+    "kube-ipvs0.txt": "ip -o addr show dev kube-ipvs0",
+    "link.txt": "ip -o link show dev kube-ipvs0",
+    "sysctls.txt": f"sysctl {' '.join(SYSCTLS + IPVS_SYSCTLS)}",
+}
 
 
-def read_sysctls(namespace: str) -> str:
-    return netns.run(namespace, "sysctl", *SYSCTLS)
+def read(side: Side, mode: str) -> Texts:
+    """Everything that kube-proxy may have programmed, as the tools print it; one visit, since some are far away."""
+    tools = IPVS_TOOLS if mode == "ipvs" else TOOLS
+    script = "".join(f"echo '=== {file}'\n{command}\n" for file, command in tools.items())
+    parts = re.split(r"(?m)^=== (\S+)\n", side.run("sh", "-eu", stdin=script))
+    texts = dict(zip(parts[1::2], parts[2::2], strict=True))
+    if "nft.txt" in texts:
+        texts["nft.txt"] = _kube_tables(texts["nft.txt"])
+    return texts
+
+
+def read_sysctls(side: Side) -> str:
+    return side.run("sysctl", *SYSCTLS)
 
 
 def _kube_tables(ruleset: str) -> str:
@@ -67,6 +93,14 @@ def canonical(texts: Mapping[str, str], mode: str) -> State:
             state.update((f"nft {name}", lines) for name, lines in _nft(text))
         elif kind == "nfacct":
             state["nfacct"] = tuple(sorted(re.findall(r"(\S+);", text)))
+        elif kind == "ipset":
+            state.update((f"ipset {name}", lines) for name, lines in _ipset(text))
+        elif kind == "ipvs":
+            state.update((f"ipvs {name}", lines) for name, lines in _ipvs(text))
+        elif kind == "kube-ipvs0":
+            state[kind] = tuple(sorted(re.findall(r" inet6? (?!fe80:)(\S+)", text)))
+        elif kind == "link":  # its number and hardware address are left to chance
+            state[kind] = tuple(re.findall(r"kube-ipvs0: <(\S+)> mtu (?:\d+)", text))
         else:
             state[kind] = tuple(sorted(line.strip() for line in text.splitlines() if line.strip()))
     return state
@@ -106,6 +140,36 @@ def _by_service(rules: list[str]) -> list[str]:
 def _service(rule: str) -> str:
     found = re.search(r'--comment (?:"([^" ]+)|(\S+))', rule)
     return (found.group(1) or found.group(2)) if found else ""
+
+
+# ipset save, ipvsadm -Sn
+
+
+def _ipset(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Sets with their members; how large a hash has grown says nothing."""
+    sets: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        verb, name, rest = line.split(" ", 2)
+        if verb == "create":
+            sets[name] = [re.sub(r" (?:hashsize \d+|initval \S+|bucketsize \d+)", "", rest)]
+        else:
+            sets[name].append(re.sub(r"/(?:32|128)$", "", rest))
+    for name, (kind, *members) in sets.items():
+        yield name, (kind, *sorted(members))
+
+
+def _ipvs(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Virtual servers with their real servers; one that only drains is nobody's difference."""
+    servers: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        name = " ".join(words[1:3])
+        if words[0] == "-A":
+            servers[name] = [" ".join(words[3:])]
+        elif not line.rstrip().endswith(" -w 0"):
+            servers[name].append(" ".join(words[3:]))
+    for name, (kind, *backends) in servers.items():
+        yield name, (kind, *sorted(backends))
 
 
 # nft list ruleset

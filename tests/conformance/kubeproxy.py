@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tests.controlplane import ControlPlane, netns
+from tests.controlplane import ControlPlane
 
 from .plan import IPV4, IPV6
+from .side import Side
 
 Object = dict[str, Any]
 
@@ -58,23 +58,31 @@ class Sentinel:
         for obj in self.objects():
             self.plane.client.replace(obj)
 
-    def shows(self, namespace: str, mode: str) -> bool:
+    def shows(self, side: Side, mode: str) -> bool:
         """Whether the last poke has reached the kernel, in both families."""
         if mode == "nftables":
-            texts = {
-                family: netns.run(namespace, "nft", "list", "table", table, "kube-proxy", check=False)
-                for family, table in ((IPV4, "ip"), (IPV6, "ip6"))
-            }
+            texts = _visit(side, "nft list table ip kube-proxy", "nft list table ip6 kube-proxy")
             return all(
                 f"{ADDRESSES[family]} . tcp . {self.number} " in text and self._endpoint(family).search(text)
-                for family, text in texts.items()
+                for family, text in zip((IPV4, IPV6), texts, strict=True)
             )
-        save4, save6 = (
-            netns.run(namespace, f"{tool}-save", "-t", "nat", check=False) for tool in ("iptables", "ip6tables")
-        )
+        if mode == "ipvs":
+            # The last thing that a sync does is to remove what is no longer wanted.
+            servers, sets = _visit(side, "ipvsadm -Sn", "ipset save")
+            return all(
+                f"-A -t {server}:{self.number} " in servers
+                and f"-r {endpoint}:{self.number} " in servers
+                and f"-A -t {server}:{self.number - 1} " not in servers
+                and f" {server.strip('[]')},tcp:{self.number}\n" in sets
+                for server, endpoint in (("10.96.0.250", "10.250.0.1"), ("[fd00:10:96::fa]", "[fd00:10:250::1]"))
+            )
         return all(
             f"--to-destination {endpoint}:{self.number}" in text and f"--dport {self.number} -j KUBE-SVC-" in text
-            for text, endpoint in ((save4, "10.250.0.1"), (save6, "[fd00:10:250::1]"))
+            for text, endpoint in zip(
+                _visit(side, "iptables-save -t nat", "ip6tables-save -t nat"),
+                ("10.250.0.1", "[fd00:10:250::1]"),
+                strict=True,
+            )
         )
 
     def _endpoint(self, family: str) -> re.Pattern[str]:
@@ -83,9 +91,15 @@ class Sentinel:
         return re.compile(rf"(?:{address}\]?:|{address} \. ){self.number}\b")
 
 
+def _visit(side: Side, *commands: str) -> list[str]:
+    """What commands print, at the price of one; one that fails prints nothing."""
+    script = "".join(f"{command} 2>/dev/null || :\necho '==='\n" for command in commands)
+    return side.run("sh", stdin=script).split("===\n")[: len(commands)]
+
+
 @dataclass
 class KubeProxy:
-    namespace: str
+    side: Side
     binary: Path
     folder: Path
     config: Object
@@ -103,27 +117,29 @@ class KubeProxy:
         path = self.folder / "kube-proxy.json"
         path.write_text(json.dumps(config, indent=1))
         self._log = (self.folder / "kube-proxy.log").open("wb")
-        argv = [str(self.binary), f"--config={path}", "--v=2"]
+        # The pid is that of the kernel it runs on; a process here may only be its far end.
+        remember = ["sh", "-c", 'echo $$ >"$0"; exec "$@"', str(self.folder / "kube-proxy.pid")]
+        argv = [*remember, str(self.binary), f"--config={path}", "--v=2"]
         self._process = subprocess.Popen(
-            netns.command(self.namespace, argv),
+            self.side.command(argv),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
         )  # fmt: skip
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self.side.run("kill", (self.folder / "kube-proxy.pid").read_text().strip(), check=False)
             try:
-                self._process.wait(3)
+                self._process.wait(20)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
         if self._log is not None:
             self._log.close()
 
-    def wait(self, sentinel: Sentinel, mode: str, seconds: float = 60) -> None:
+    def wait(self, sentinel: Sentinel, mode: str, seconds: float = 120) -> None:
         """Return once everything written before the last poke is in the kernel."""
         deadline = time.monotonic() + seconds
-        while not sentinel.shows(self.namespace, mode):
+        while not sentinel.shows(self.side, mode):
             assert self._process is not None
             if self._process.poll() is not None:
                 raise RuntimeError(f"kube-proxy exited {self._process.returncode}:\n{self.tail()}")

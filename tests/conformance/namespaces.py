@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from tests.controlplane import netns
 
 from .plan import CLUSTER_CIDR4, CLUSTER_CIDR6, IPV4, IPV6, NODE_NET4, NODE_NET6, SECOND_NET4
+from .side import Network, Side
 
 # The world's addresses on the link; the control plane listens on the first of each family.
 WORLD4, WORLD6 = f"{NODE_NET4}1", f"{NODE_NET6}1"
+WORLD = (WORLD4, f"{SECOND_NET4}1", "192.0.2.1", WORLD6)
 WORLD_MAC, NODE_MAC = "02:77:00:00:00:01", "02:77:00:00:00:02"
 WORLD_LINK_LOCAL, NODE_LINK_LOCAL = "fe80::77:ff:fe00:1", "fe80::77:ff:fe00:2"
 # Where connections from outside come from: inside and outside of the source ranges that are drawn.
@@ -67,11 +69,13 @@ class World:
 
 
 @dataclass
-class Node:
+class Node(Side):
     """A node's namespace and its two of pods."""
 
-    name: str
     world: World
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        return netns.command(self.name, argv)
 
     @property
     def pods(self) -> str:
@@ -81,8 +85,9 @@ class Node:
     def pod(self) -> str:
         return f"{self.name}-pod"
 
-    def build(self, addresses: Sequence[str], others: Sequence[str], pods: Sequence[str], interface: str) -> None:
-        """A node with these addresses and pod CIDRs; other nodes' are in the world, pods come in on this interface."""
+    def build(self, network: Network) -> None:
+        """A node between its pods and the world, in which the other nodes' addresses are."""
+        addresses, pods = network.addresses, network.pods
         self.remove()
         for name in (self.name, self.pods, self.pod):
             _add(name)
@@ -92,7 +97,7 @@ class Node:
         )  # fmt: skip
         to_node = f"via inet6 {NODE_LINK_LOCAL} dev node0"
         _batch(self.world.name, [
-            *(_address(address, "node0") for address in (WORLD4, f"{SECOND_NET4}1", "192.0.2.1", WORLD6, *others)),
+            *(_address(address, "node0") for address in (*WORLD, *network.others)),
             "link set node0 up",
             *(_route("replace", prefix, to_node) for prefix in (*SERVICES, *pods, *addresses)),
         ])  # fmt: skip
@@ -108,7 +113,7 @@ class Node:
             *(_route("add local", cidr, "dev lo table main") for cidr in pods),
             *(_route("add", client, "via inet6 fe80::1 dev eth0") for client in own),
         ])  # fmt: skip
-        self._link(self.pod, interface, "fe80::3", own)
+        self._link(self.pod, network.interface, "fe80::3", own)
         _batch(self.pod, [f"addr add {address} dev eth0" for address in own])
 
     def _link(self, pod: str, interface: str, link_local: str, routes: Sequence[str]) -> None:

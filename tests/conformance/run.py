@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +18,13 @@ from tests.controlplane import ApiError, ControlPlane, binaries
 from . import goldens
 from .draw import Cluster
 from .history import History, Step, changes
-from .namespaces import WORLD4, WORLD6, World
+from .namespaces import WORLD4, WORLD6, Node, World
 from .ours import Refused
 from .report import Case, Report
 from .shrink import Shrinker, shrink_step
+from .side import Side
 from .twin import Twin
+from .uml import UmlPlace
 
 # Leading zeros, host bits and the like are no longer accepted in new objects, but live on in old clusters.
 FEATURE_GATES = {"StrictIPCIDRValidation": False}
@@ -40,31 +41,34 @@ class Settings:
 
 
 @contextmanager
-def twins(minor: str, compat: str | None = None) -> Iterator[Twin]:
-    """A control plane and a pair of namespaces, gone afterwards."""
-    prefix = f"akpc{os.getpid()}"
-    world = World(f"{prefix}-real-w")
-    folder = Path(tempfile.mkdtemp(prefix="akp-conformance-"))
+def twins(minor: str, compat: str | None = None, uml: bool = False) -> Iterator[Twin]:
+    """A control plane and a pair of nodes, gone afterwards; with uml, inside a kernel that has ip_vs."""
     binaries(minor)  # a first build takes minutes: before anything else exists
-    world.build()
-    try:
-        with ControlPlane(world.name, (WORLD4, WORLD6), minor, feature_gates=FEATURE_GATES) as plane:
-            twin = Twin(plane, folder, prefix, compat or minor)
-            try:
-                yield twin
-            finally:
-                twin.close()
-    finally:
-        world.remove()
-        shutil.rmtree(folder, ignore_errors=True)
+    prefix = f"akpc{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="akp-conformance-", dir="/tmp") as folder, ExitStack() as stack:
+        real: Side
+        ours: Side
+        if uml:
+            place = stack.enter_context(UmlPlace(f"{prefix}-uml"))
+            namespace, addresses, real, ours = place.namespace, place.addresses, place.side("real"), place.side("ours")
+        else:
+            worlds = World(f"{prefix}-real-w"), World(f"{prefix}-ours-w")
+            for world in worlds:
+                stack.callback(world.remove)
+                world.build()
+            namespace, addresses = worlds[0].name, (WORLD4, WORLD6)
+            real, ours = Node(f"{prefix}-real", worlds[0]), Node(f"{prefix}-ours", worlds[1])
+        plane = stack.enter_context(ControlPlane(namespace, addresses, minor, feature_gates=FEATURE_GATES))
+        twin = Twin(plane, Path(folder), real, ours, compat or minor)
+        stack.callback(twin.close)
+        yield twin
 
 
 class Runner:
-    def __init__(self, twin: Twin, settings: Settings) -> None:
-        self.twin, self.settings = twin, settings
-        self.report = Report(twin.binary.parent.name, twin.compat)
+    def __init__(self, twin: Twin, settings: Settings, report: Report) -> None:
+        self.twin, self.settings, self.report = twin, settings, report
 
-    def run(self, clusters: Iterable[Cluster]) -> Report:
+    def run(self, clusters: Iterable[Cluster]) -> None:
         for cluster in clusters:
             case = self.case(cluster)
             self.report.cases.append(case)
@@ -76,7 +80,6 @@ class Runner:
             )
             for failure in case.failures:
                 print(failure, flush=True)
-        return self.report
 
     def case(self, cluster: Cluster) -> Case:
         """One cluster: first state, packets, history; ends at the first difference."""

@@ -18,6 +18,7 @@ import pytest
 from tests.controlplane import netns
 
 from . import goldens, kernel
+from .side import Namespace
 
 AKP = Path(sys.executable).with_name("akp")
 numbers = itertools.count(1)
@@ -53,8 +54,8 @@ def test_goldens_are_there() -> None:
 @pytest.mark.parametrize("golden", goldens.recorded(), ids=lambda path: path.name)
 def test_recorded(golden: Path, namespace: str, tmp_path: Path) -> None:
     mode, bundle = golden.name.partition("-")[0], rendered(golden)
-    untouched = goldens.pristine_sysctls(namespace)
+    untouched = goldens.pristine_sysctls(Namespace(namespace))
     netns.run(namespace, "env", f"AKP_STATE={tmp_path}/state", "sh", f"{bundle}/akp-node", "apply", f"{bundle}")
-    ours = kernel.canonical(kernel.read(namespace), mode)
+    ours = kernel.canonical(kernel.read(Namespace(namespace), mode), mode)
     found = kernel.differences(goldens.expected(golden, untouched), ours)
     assert not found, "\n".join(str(difference) for difference in found)

@@ -16,6 +16,7 @@ import pytest
 from tests.controlplane import netns
 
 from . import goldens, kernel
+from .side import Namespace
 from .test_goldens import namespace, rendered
 
 __all__ = ["namespace"]
@@ -125,7 +126,9 @@ def test_mutation_is_seen(mode: str, name: str, namespace: str) -> None:
         raise AssertionError(f"no golden of {mode} mode has anything that this mutation changes")
     expected = goldens.load((golden / "kernel.txt").read_text())
     load(namespace, bundle, file, mutated)
-    found = kernel.differences(_rules(expected), _rules(kernel.canonical(kernel.read(namespace), mode)))
+    found = kernel.differences(
+        _rules(expected), _rules(kernel.canonical(kernel.read(Namespace(namespace), mode), mode))
+    )
     assert found, f"{golden.name}: nobody noticed"
 
 
@@ -136,7 +139,9 @@ def test_nothing_is_seen_without_mutation(golden: Path, namespace: str) -> None:
     bundle, file = rendered(golden), FILES[mode][0]
     load(namespace, bundle, file, (bundle / file).read_text())
     expected = goldens.load((golden / "kernel.txt").read_text())
-    assert not kernel.differences(_rules(expected), _rules(kernel.canonical(kernel.read(namespace), mode)))
+    assert not kernel.differences(
+        _rules(expected), _rules(kernel.canonical(kernel.read(Namespace(namespace), mode), mode))
+    )
 
 
 def _rules(state: kernel.State) -> kernel.State:

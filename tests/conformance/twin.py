@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.controlplane import ControlPlane, binaries, netns
+from tests.controlplane import ControlPlane, binaries
 
 from . import kernel, packets
 from .draw import NODES, Cluster
 from .history import Change
 from .kubeproxy import KubeProxy, Sentinel
-from .namespaces import WORLD4, WORLD6, Node, World
+from .namespaces import Node
 from .ours import Refused, Renderer
 from .plan import IPV4, IPV6, node_address
+from .side import Network, Side
 
 Object = dict[str, Any]
 
@@ -47,15 +48,15 @@ class Twin:
 
     plane: ControlPlane
     folder: Path
-    prefix: str
+    real: Side
+    ours: Side
     compat: str  # the minor whose rules we write; the control plane's, unless differences are wanted
 
     def __post_init__(self) -> None:
         self.sentinel = Sentinel(self.plane)
-        self.binary = binaries(self.plane.minor) / "kube-proxy"
-        self.real = Node(f"{self.prefix}-real", World(self.plane.namespace))
-        self.ours = Node(f"{self.prefix}-ours", World(f"{self.prefix}-ours-w"))
-        self.ours.world.build()
+        self.version = binaries(self.plane.minor).name
+        # In the twins' folder, which is also seen from a kernel of its own.
+        self.binary = Path(shutil.copy(binaries(self.plane.minor) / "kube-proxy", self.folder))
         self._renderer = Renderer(self.plane.namespace, self.plane.kubeconfig(self.folder / "akp.kubeconfig", "akp"))
         self._proxy: KubeProxy | None = None
 
@@ -64,7 +65,6 @@ class Twin:
             self.stop()
         finally:
             self._renderer.close()
-            self.ours.world.remove()
 
     # One cluster
 
@@ -76,10 +76,11 @@ class Twin:
         others += [node_address(index, family) for index in range(1, NODES + 1) for family in (IPV4, IPV6)]
         interface = cluster.config.get("detectLocal", {}).get("bridgeInterface", "veth0")
         for side in (self.real, self.ours):
-            side.build(addresses, sorted({*others} - {*addresses}), cluster.pod_cidrs, interface)
-        server = WORLD4 if any(":" not in address for address in addresses) else WORLD6
+            side.build(Network(addresses, sorted({*others} - {*addresses}), cluster.pod_cidrs, interface))
+        ipv4 = any(":" not in address for address in addresses)
+        server = next(address for address in self.plane.addresses if (":" not in address) == ipv4)
         kubeconfig = self.plane.kubeconfig(self.folder / "kubeconfig", "kube-proxy", server)
-        self._proxy = KubeProxy(self.real.name, self.binary, self.folder, cluster.config, kubeconfig)
+        self._proxy = KubeProxy(self.real, self.binary, self.folder, cluster.config, kubeconfig)
         self._proxy.start()
         self._proxy.wait(self.sentinel, cluster.mode)
 
@@ -120,7 +121,7 @@ class Twin:
         """API server -> snapshot -> bundle -> kernel."""
         config, facts = self.folder / "config.json", self.folder / "facts.json"
         config.write_text(json.dumps(cluster.config, indent=1))
-        facts.write_text(self._run(netns.command(self.ours.name, ["sh", str(AKP_NODE), "facts"])).splitlines()[-1])
+        facts.write_text(self._run(self.ours.command(["sh", str(AKP_NODE), "facts"])).splitlines()[-1])
         bundle = self.folder / "bundle"
         self._renderer.render(
             snapshot=str(self.folder / "snapshot"), config=str(config), facts=str(facts), node=cluster.node,
@@ -128,7 +129,7 @@ class Twin:
         )  # fmt: skip
         state = f"AKP_STATE={self.folder}/state"
         apply = ["env", state, "sh", str(bundle / "akp-node"), "apply", str(bundle)]
-        self._run(netns.command(self.ours.name, apply))
+        self._run(self.ours.command(apply))
 
     def _run(self, argv: Sequence[str]) -> str:
         done = subprocess.run(argv, capture_output=True, text=True)
@@ -154,15 +155,18 @@ class Twin:
 
     def _compare_now(self, cluster: Cluster) -> Comparison:
         self.apply(cluster)
-        texts = kernel.read(self.real.name)
-        real, ours = (kernel.canonical(t, cluster.mode) for t in (texts, kernel.read(self.ours.name)))
+        texts = kernel.read(self.real, cluster.mode)
+        real, ours = (kernel.canonical(t, cluster.mode) for t in (texts, kernel.read(self.ours, cluster.mode)))
         return Comparison(self._differences(cluster, real, ours), kernel.rules(real), texts)
 
     def packets(self, cluster: Cluster) -> tuple[int, list[packets.Discord]]:
         """The same connections through both; only after both kernels were found alike."""
-        for side in (self.real, self.ours):
+        real, ours = self.real, self.ours
+        if not (isinstance(real, Node) and isinstance(ours, Node)):
+            return 0, []
+        for side in (real, ours):
             side.forward()
-        return asyncio.run(packets.compare(cluster, self.real, self.ours))
+        return asyncio.run(packets.compare(cluster, real, ours))
 
     @staticmethod
     def _differences(cluster: Cluster, real: kernel.State, ours: kernel.State) -> list[kernel.Difference]:

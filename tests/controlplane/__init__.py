@@ -10,6 +10,7 @@ The namespace and its addresses are the caller's; so are the nodes that reach it
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -203,10 +204,11 @@ class ControlPlane:
         """Write a kubeconfig for one of the users; it works wherever the address is reachable."""
         host = address or self.addresses[0]
         server = f"https://[{host}]:{PORT}" if ":" in host else f"https://{host}:{PORT}"
+        ca = base64.b64encode(self.pki.ca.read_bytes()).decode()
         content = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": str(self.pki.ca)}}],
+            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": ca}}],
             "users": [{"name": user, "user": {"token": TOKENS[user]}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
             "current-context": "test",
