@@ -68,7 +68,7 @@ class ActionModule(ControlAction):
         for host, error in outcome.errors.items():
             directory.note("refused", host, {"error": error})
         for host, generation in outcome.generations.items():
-            if host not in outcome.stale:
+            if host not in outcome.stale and directory.noted("push", host) is None:
                 directory.note("push", host, {**times, "changed": False, "generation": generation})
         directory.forget_old_runs()
         return {

@@ -36,7 +36,7 @@ options:
     type: raw
   hosts:
     description:
-      - The hosts of the inventory to render for, usually C(ansible_play_hosts). Without it, a bundle is written for
+      - The hosts of the inventory to render for, usually C(ansible_play_batch). Without it, a bundle is written for
         every Node of the snapshot.
     type: list
     elements: str
@@ -70,7 +70,7 @@ EXAMPLES = r"""
 - name: Compute what the hosts of this play shall have
   agentless.kube_proxy.bundle:
     config: kube-proxy.yaml
-    hosts: "{{ ansible_play_hosts }}"
+    hosts: "{{ ansible_play_batch }}"
   run_once: true
   register: bundles
 

@@ -1,0 +1,35 @@
+"""A lab for the tests of this folder; every test finds its nodes clean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import unused_prefix
+from tests.lab import Lab
+
+from .play import ROOT
+
+PROGRAM = ROOT / "plugins" / "plugin_utils" / "bundle" / "akp-node"
+
+
+@pytest.fixture(scope="session")
+def shared_lab() -> Iterator[Lab]:
+    with Lab(unused_prefix(), 3) as lab:
+        yield lab
+
+
+@pytest.fixture
+def nodes(shared_lab: Lab) -> Lab:
+    """Three nodes with nothing applied."""
+    for node in shared_lab.nodes:
+        node.run(["sh", str(PROGRAM), "cleanup"])
+        node.run(["sh", "-c", "rm -rf /usr/local/sbin/* /usr/local/bin/* /var/lib/akp"])
+    return shared_lab
+
+
+@pytest.fixture
+def inventory(nodes: Lab, tmp_path: Path) -> Path:
+    return nodes.inventory(tmp_path / "hosts.yml")
