@@ -84,7 +84,7 @@ class ActionModule(ControlAction):
         except (AnsibleError, NoAnswer) as error:
             message = str(error) if isinstance(error, NoAnswer) else error.message
             self._work.note(phase, self._host, {**watch.fields(), "failed": message})
-            raise AnsibleActionFail(message) from error
+            raise AnsibleActionFail(message) from None  # what it came from would be printed once more
         noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
         self._work.note(phase, self._host, {**watch.fields(), **noted})
         return result

@@ -89,7 +89,7 @@ class ControlAction(ActionBase):  # type: ignore[misc,unused-ignore]
                 self.directory(plain(options)).note("stopped", "localhost", {"failed": message})
             if not expected:
                 raise
-            raise AnsibleActionFail(message) from error  # type: ignore[no-untyped-call,unused-ignore]
+            raise AnsibleActionFail(message) from None  # type: ignore[no-untyped-call,unused-ignore]
         return result
 
     def _take_variables(self) -> None:
