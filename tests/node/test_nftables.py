@@ -261,6 +261,7 @@ DAMAGE = {
         "applied",
         None,
     ),
+    "a table put to sleep": ("nft add table ip kube-proxy '{ flags dormant ; }'", "applied", "attributes"),
     "all rules gone": ("nft flush table ip kube-proxy", "partial", "missing-rule"),
     "a table gone": ("nft delete table ip6 kube-proxy", "partial", "missing-chain"),
     "the marker gone": ("nft delete table ip kube-proxy-generation", "partial", None),

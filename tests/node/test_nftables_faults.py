@@ -1,0 +1,218 @@
+"""What goes wrong in nftables mode, and what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.node.host import Host
+from tests.node.nftables import foreign, listing, shop, state, wrap_nft, write
+from tests.unit.build import service, slice_of
+
+REFUSE = 'echo "/dev/stdin:1:1-3: Error: Could not process rule: Cannot allocate memory" >&2; exit 1'
+
+
+@pytest.fixture(params=["dash", "busybox"])
+def host(request: pytest.FixtureRequest, new_host: Callable[..., Host]) -> Host:
+    """A host under each shell."""
+    return new_host("nft", request.param)
+
+
+def large(count: int = 400, ip: str = "10.245.0.1") -> tuple[object, ...]:
+    """Enough Services for staging."""
+    services = [service(f"s{i}", clusterIP=f"10.96.{i // 250}.{i % 250}") for i in range(count)]
+    return (*services, *(slice_of(f"s{i}", ip) for i in range(count)))
+
+
+# ------------------------------------------------------------------ the kernel says no
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["fresh", "applied"])
+@pytest.mark.parametrize("part", ["stage.0000", "stage.0001", "switch"])
+def test_a_refused_bundle_leaves_the_old_state(host: Host, tmp_path: Path, part: str, first: bool) -> None:
+    if not first:
+        host.apply(write(shop("10.244.1.1"), tmp_path / "a"))
+    before, status = listing(host), host.akp("status").json["state"]
+    env = wrap_nft(host, f'case "$1 $2" in "-f "*/{part}) {REFUSE} ;; esac') | {"AKP_CHUNK": "400"}
+    result = host.akp("apply", write(state(*large()), tmp_path / "b"), **env)
+    assert result.code == 4, result.stdout + result.stderr
+    assert "old state is back" in result.json["error"]
+    assert "Cannot allocate memory" in result.json["error"]
+    assert listing(host) == before
+    assert host.akp("status").json["state"] == status
+    host.apply(tmp_path / "b")
+    assert host.akp("status", "--verify").json["drift"] == 0
+
+
+# ------------------------------------------------------------------ a run is cut short
+
+
+def cut_short(host: Host, bundle: Path, part: str) -> None:
+    """Kill a run just before it loads a part of its plan."""
+    mark = host.directory / "reached"
+    env = wrap_nft(host, f'case "$1 $2" in "-f "*/{part}) touch {mark}; sleep 60 ;; esac') | {"AKP_CHUNK": "400"}
+    shell = ["busybox", "ash"] if host.shell == "busybox" else ["dash"]
+    run = subprocess.Popen(
+        ["ip", "netns", "exec", host.name, *shell, bundle / "akp-node", "apply", bundle],
+        env=host.environment | env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("part", ["stage.0000", "stage.0001", "switch", "drop"])
+def test_a_run_that_was_killed_leaves_nothing_that_the_next_does_not_put_right(
+    host: Host, new_host: Callable[..., Host], tmp_path: Path, part: str
+) -> None:
+    host.apply(write(shop("10.244.1.1"), tmp_path / "a"))
+    before = listing(host)
+    cut_short(host, write(state(*large()), tmp_path / "b"), part)
+    if part != "drop":
+        # What packets meet is what it was; chains that nothing leads to may be there.
+        assert set(before.splitlines()) <= set(listing(host).splitlines())
+        assert host.akp("status").json["generation"] == shop("10.244.1.1").generation
+    wanted = write(shop("10.244.1.2"), tmp_path / "c")
+    host.apply(wanted)
+    alone = new_host()
+    alone.apply(wanted)
+    assert listing(host) == listing(alone)
+
+
+# ------------------------------------------------------------------ kernels that let go of chains slowly
+
+BUSY = 'echo "x:1:1-3: Error: Could not process rule: Device or resource busy" >&2; exit 1'
+
+
+def test_a_chain_that_is_still_in_use_is_tried_again(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1", extra=large(1)), tmp_path / "a"))
+    gate = host.directory / "asked"
+    slow = f'if [ "$1" = -f ] && grep -q "^delete chain" "$2" && [ ! -e {gate} ]; then touch {gate}; {BUSY}; fi'
+    result = host.akp("apply", write(shop("10.244.1.1"), tmp_path / "b"), **wrap_nft(host, slow))
+    assert (result.code, result.json["warnings"]) == (0, [])
+    assert "shop/s0/" not in host.sh("nft list ruleset")
+
+
+def test_a_chain_that_stays_in_use_is_empty_and_goes_with_the_next_run(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1", extra=large(1)), tmp_path / "a"))
+    slow = f'if [ "$1" = -f ] && grep -q "^delete chain" "$2"; then {BUSY}; fi'
+    result = host.akp("apply", write(shop("10.244.1.1"), tmp_path / "b"), **wrap_nft(host, slow))
+    assert result.code == 0
+    assert "1 stale chains stay, empty, until the next run" in result.json["warnings"][0]
+    assert re.search(r"chain service-\S+shop/s0/tcp/http \{\n\t\}", host.sh("nft list ruleset"))
+    host.apply(write(shop("10.244.1.2"), tmp_path / "c"))
+    assert "shop/s0/" not in host.sh("nft list ruleset")
+
+
+def test_a_stale_chain_that_is_wanted_again_is_not_deleted(host: Host, tmp_path: Path) -> None:
+    with_it = write(shop("10.244.1.1", extra=large(1)), tmp_path / "a")
+    host.apply(with_it)
+    slow = f'if [ "$1" = -f ] && grep -q "^delete chain" "$2"; then {BUSY}; fi'
+    host.akp("apply", write(shop("10.244.1.1"), tmp_path / "b"), **wrap_nft(host, slow))
+    host.apply(with_it)
+    assert host.akp("status", "--verify").json["drift"] == 0
+
+
+# ------------------------------------------------------------------ what a host lacks
+
+
+def only(host: Host, *without: str) -> dict[str, str]:
+    """An environment in which some tools are missing."""
+    directory = host.directory / "tools"
+    directory.mkdir()
+    for name in (
+        "awk",
+        "cat",
+        "cmp",
+        "cp",
+        "cut",
+        "date",
+        "flock",
+        "grep",
+        "head",
+        "ip",
+        "ls",
+        "mkdir",
+        "mktemp",
+        "mv",
+    ):
+        (directory / name).symlink_to(str(shutil.which(name)))
+    for name in ("readlink", "rm", "rmdir", "sed", "sha256sum", "sleep", "sort", "tail", "touch", "tr", "uname", "wc"):
+        (directory / name).symlink_to(str(shutil.which(name)))
+    for name in {"nft", "unshare", "conntrack", "iptables", "xargs"} - set(without):
+        (directory / name).symlink_to(str(shutil.which(name)))
+    return {"PATH": str(directory)}
+
+
+def in_jail(host: Host, bundle: Path, env: dict[str, str]) -> tuple[int, str]:
+    """Run apply where PATH is all there is: the program adds the usual directories, so they are hidden."""
+    hide = "mount -t tmpfs none /usr/local/sbin; for d in /usr/sbin /sbin; do mount -t tmpfs none $d; done"
+    tools = env["PATH"]
+    script = (
+        f"set -e; mkdir -p {host.directory}/real; cp -L {tools}/* {host.directory}/real/ 2>/dev/null;"
+        f"{hide}; PATH={host.directory}/real:/usr/bin:/bin exec sh {bundle}/akp-node apply {bundle}"
+    )
+    done = subprocess.run(
+        ["ip", "netns", "exec", host.name, "unshare", "-m", "sh", "-c", script],
+        env=host.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_without_nft_nothing_is_done(host: Host, tmp_path: Path) -> None:
+    bundle = write(shop("10.244.1.1"), tmp_path / "a")
+    code, output = in_jail(host, bundle, only(host, "nft"))
+    assert code == 3, output
+    assert "missing tool: nft (package nftables)" in output
+
+
+def test_without_iptables_it_works(host: Host, tmp_path: Path) -> None:
+    bundle = write(shop("10.244.1.1"), tmp_path / "a")
+    code, output = in_jail(host, bundle, only(host, "iptables"))
+    assert code == 0, output
+    assert host.akp("status").json["state"] == "applied"
+
+
+@pytest.mark.parametrize("version", ["0.9.8", "1.0.0"])
+def test_an_nft_that_is_too_old_is_named(host: Host, tmp_path: Path, version: str) -> None:
+    old = f'[ "$1" != --version ] || {{ echo "nftables v{version} (E.D.S.)"; exit 0; }}'
+    result = host.akp("apply", write(shop("10.244.1.1"), tmp_path / "a"), **wrap_nft(host, old))
+    assert result.code == 3
+    assert result.json["error"] == f"missing tool: nft 1.0.1 or newer (package nftables), this is {version}"
+    assert host.sh("nft list ruleset") == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "feature"),
+    [
+        ("numgen random mod 2 vmap", "random verdict maps (module nft_numgen)"),
+        ("masquerade fully-random", "masquerading (module nft_masq)"),
+        ("fib saddr", "fib lookups (module nft_fib)"),
+        ("flags dynamic,timeout", "dynamic sets with timeouts"),
+        ("addr . port", "random maps of address and port (nft 1.0.1 and Linux 5.13)"),
+    ],
+)
+def test_a_kernel_that_lacks_something_is_told_what(host: Host, tmp_path: Path, command: str, feature: str) -> None:
+    lacking = f'if [ "$1 $2" = "-c -f" ] && grep -q "{command}" "$3"; then {REFUSE}; fi'
+    result = host.akp("apply", write(shop("10.244.1.1"), tmp_path / "a"), **wrap_nft(host, lacking))
+    assert result.code == 3, result.stdout + result.stderr
+    assert f"missing kernel feature: {feature}, family ip" in result.json["error"]
+    assert foreign(host) == ""
+    assert host.akp("status").json["state"] == "absent"
