@@ -79,8 +79,8 @@ class UmlSide(Side):
             f"ip -n {name} link set lo up",
             *(f"ip -n {name} addr add {p} dev eth0{' nodad' if ':' in p else ''}" for p in prefixes),
             f"ip -n {name} link set eth0 up",
-            f"ip -n {name} route add default via inet6 fe80::1 dev eth0",
-            f"ip -n {name} -6 route add default via fe80::1 dev eth0",
+            f"ip -n {name} route add 0.0.0.0/0 via inet6 fe80::1 dev eth0",
+            f"ip -n {name} -6 route add ::/0 via fe80::1 dev eth0",
         ]
         if self.linked:
             for address in network.addresses:
