@@ -42,6 +42,7 @@ class Host:
     directory: Path
     flavour: str = "nft"
     shell: str = "dash"
+    mode: str = "iptables"  # of the bundles that a test makes for it
     name: str = field(default_factory=lambda: f"akpnode-{os.getpid()}-{next(_serial)}")
 
     def __post_init__(self) -> None:
