@@ -145,7 +145,7 @@ class KubeProxy:
                 raise RuntimeError(f"kube-proxy exited {self._process.returncode}:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"kube-proxy has not caught up after {seconds} s:\n{self.tail()}")
-            time.sleep(0.05)
+            time.sleep(self.side.pause)
 
     def tail(self, lines: int = 25) -> str:
         return "\n".join(self.log.splitlines()[-lines:])

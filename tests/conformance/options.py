@@ -102,6 +102,7 @@ def _section(rng: random.Random, section: str) -> Object:
     # Short periods change no rule; they only spare the comparison the wait for the next sync.
     drawn: Object = {"minSyncPeriod": "100ms", "syncPeriod": "1s"}
     if section == "ipvs":
+        drawn["syncPeriod"] = "10m"  # it syncs everything each time, whether there is anything new or not
         drawn["scheduler"] = rng.choice(("", "rr", "lc", "sh", "mh", "wrr"))
         if rng.random() < 0.3:
             drawn["strictARP"] = True

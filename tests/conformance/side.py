@@ -6,6 +6,7 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Network:
 @dataclass
 class Side(ABC):
     name: str
+    pause: ClassVar[float] = 0.05  # between two looks at what kube-proxy has done
 
     @abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:

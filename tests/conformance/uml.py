@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import ClassVar
 
 from tests.controlplane import netns
 from tests.lab import Lab
@@ -59,6 +60,7 @@ class UmlPlace:
 
 @dataclass
 class UmlSide(Side):
+    pause: ClassVar[float] = 3.0  # looking takes the one processor away from those who work
     place: UmlPlace
     linked: bool
 
