@@ -45,5 +45,5 @@ attributes:
   action_group:
     description: Belongs to an action group, for which C(module_defaults) can be set.
     support: full
-    membership: agentless.kube_proxy.kube_proxy
+    membership: [agentless.kube_proxy.kube_proxy]
 """

@@ -38,12 +38,12 @@ def write_cluster(directory: WorkDirectory, *objects: Any) -> None:
     record_of([*objects, *nodes], "test").write(directory.snapshot)
 
 
-def hosts(*names: str, current: str = "", facts: dict[str, Any] | None = FACTS) -> list[Target]:
-    return [Target(name, name, facts, current) for name in names]
+def hosts(*names: str, current: str = "", facts: dict[str, Any] | None = None) -> list[Target]:
+    return [Target(name, name, facts or FACTS, current) for name in names]
 
 
-def go(work: WorkDirectory, targets: list[Target] | None, config: dict[str, Any] = CONFIG) -> Outcome:
-    return render(work, work.snapshot, config, targets, "1.37")
+def go(work: WorkDirectory, targets: list[Target] | None, config: dict[str, Any] | None = None) -> Outcome:
+    return render(work, work.snapshot, config or CONFIG, targets, "1.37")
 
 
 def test_a_host_that_was_never_served_is_stale_and_gets_a_bundle(work: WorkDirectory) -> None:

@@ -45,4 +45,4 @@ def test_every_file_of_the_engine_that_is_not_python_is_packaged() -> None:
 def test_the_command_akp_is_this_engine() -> None:
     (script,) = entry_points(group="console_scripts", name="akp")
     assert script.load().__module__ == "agentless_kube_proxy.cli"
-    assert Path(agentless_kube_proxy.__file__).parent == ENGINE
+    assert Path(agentless_kube_proxy.__file__).parent.samefile(ENGINE)
