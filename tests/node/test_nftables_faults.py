@@ -158,13 +158,13 @@ def only(host: Host, *without: str) -> dict[str, str]:
     return {"PATH": str(directory)}
 
 
-def in_jail(host: Host, bundle: Path, env: dict[str, str]) -> tuple[int, str]:
-    """Run apply where PATH is all there is: the program adds the usual directories, so they are hidden."""
+def in_jail(host: Host, bundle: Path, env: dict[str, str], verb: str = "") -> tuple[int, str]:
+    """Run apply, or another verb, where PATH is all there is: directories that the program adds are hidden."""
     hide = "mount -t tmpfs none /usr/local/sbin; for d in /usr/sbin /sbin; do mount -t tmpfs none $d; done"
     tools = env["PATH"]
     script = (
         f"set -e; mkdir -p {host.directory}/real; cp -L {tools}/* {host.directory}/real/ 2>/dev/null;"
-        f"{hide}; PATH={host.directory}/real:/usr/bin:/bin exec sh {bundle}/akp-node apply {bundle}"
+        f"{hide}; PATH={host.directory}/real:/usr/bin:/bin exec sh {bundle}/akp-node {verb or f'apply {bundle}'}"
     )
     done = subprocess.run(
         ["ip", "netns", "exec", host.name, "unshare", "-m", "sh", "-c", script],
@@ -188,6 +188,32 @@ def test_without_iptables_it_works(host: Host, tmp_path: Path) -> None:
     code, output = in_jail(host, bundle, only(host, "iptables"))
     assert code == 0, output
     assert host.akp("status").json["state"] == "applied"
+
+
+def test_without_iptables_facts_still_tell_the_families(host: Host, tmp_path: Path) -> None:
+    bundle = write(shop("10.244.1.1"), tmp_path / "a")
+    code, output = in_jail(host, bundle, only(host, "iptables"), verb="facts")
+    assert code == 0, output
+    assert '"ipv4": true, "ipv6": true' in output
+
+
+def test_without_namespaces_unknown_tables_are_written_anew_but_sessions_stay(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1", sticky=("10.244.1.2",)), tmp_path / "a"))
+    name = re.findall(r"set (affinity-\S+) ", host.sh("nft list ruleset"))[0]
+    host.sh(f"nft add element ip kube-proxy {name} '{{ 192.0.2.77 }}'")
+    (host.state / "applied").unlink()
+    directory = host.directory / "denied"
+    directory.mkdir()
+    (directory / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (directory / "unshare").chmod(0o755)
+    denied = {"PATH": f"{directory}:{host.environment['PATH']}"}
+    result = host.akp("apply", write(shop("10.244.1.3", sticky=("10.244.1.2",)), tmp_path / "b"), **denied)
+    assert result.code == 0, result.stdout + result.stderr
+    assert "192.0.2.77" in host.sh(f"nft list set ip kube-proxy {name}")
+    assert host.akp("status", "--verify").json["drift"] == 0
+    result = host.akp("status", "--verify", **denied)
+    assert result.code == 3
+    assert "unshare" in result.json["error"]
 
 
 @pytest.mark.parametrize("version", ["0.9.8", "1.0.0"])
