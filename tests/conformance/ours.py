@@ -1,7 +1,8 @@
 """Our side of the twins: from the API server to a bundle, in a process of its own inside the control plane's namespace.
 
 It reads the cluster with the rights of a snapshot and nothing more, writes the snapshot down, reads it back and
-renders: the same way, through the same functions, as the collection goes. One request a line, as JSON; one answer.
+renders: the same way, through the same functions, as the collection goes. A bundle is full, or the delta from the one
+before. One request a line, as JSON; one answer.
 """
 
 from __future__ import annotations
@@ -56,13 +57,16 @@ class Renderer:
 
 def serve(kubeconfig: str) -> None:
     from agentless_kube_proxy import backends
-    from agentless_kube_proxy.bundle.write import write_bundle
+    from agentless_kube_proxy.backends.state import State, delta
+    from agentless_kube_proxy.bundle.write import write_bundle, write_delta
     from agentless_kube_proxy.cluster.access import Access
     from agentless_kube_proxy.cluster.api import connect
     from agentless_kube_proxy.cluster.record import read_record, snapshot_of
     from agentless_kube_proxy.proxy.config import parse_config
     from agentless_kube_proxy.proxy.facts import node_facts
     from agentless_kube_proxy.proxy.view import ClusterView
+
+    last: dict[str, State] = {}
 
     def answer(request: dict[str, str]) -> dict[str, Any]:
         with connect(Access(kubeconfig=kubeconfig)) as api:
@@ -76,7 +80,13 @@ def serve(kubeconfig: str) -> None:
         config = parse_config(json.loads(Path(request["config"]).read_text()))
         facts = node_facts(node, json.loads(Path(request["facts"]).read_text()))
         state = backends.renderer(config, request["compat"]).state(ClusterView(snapshot, config).node_view(facts))
-        write_bundle(state, Path(request["output"]))
+        output, base = Path(request["output"]), last.get(request["node"])
+        last[request["node"]] = state
+        change = delta(base, state) if base is not None and request["kind"] == "delta" else None
+        if change is None or change.needs_full or change.base == change.generation:
+            write_bundle(state, output)
+        else:
+            write_delta(change, state, output)
         return {"generation": state.generation}
 
     for line in sys.stdin:

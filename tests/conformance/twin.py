@@ -59,6 +59,7 @@ class Twin:
         self.binary = Path(shutil.copy(binaries(self.plane.minor) / "kube-proxy", self.folder))
         self._renderer = Renderer(self.plane.namespace, self.plane.kubeconfig(self.folder / "akp.kubeconfig", "akp"))
         self._proxy: KubeProxy | None = None
+        self._applied = 0
 
     def close(self) -> None:
         try:
@@ -70,6 +71,7 @@ class Twin:
 
     def start(self, cluster: Cluster) -> None:
         """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
+        self._applied = 0
         self.plane.load([*cluster.objects, *self.sentinel.objects()])
         addresses = internal_addresses(cluster.own_node())
         others = [a for node in cluster.of("Node") for a in internal_addresses(node)]
@@ -118,12 +120,15 @@ class Twin:
     # Our side
 
     def apply(self, cluster: Cluster) -> None:
-        """API server -> snapshot -> bundle -> kernel."""
+        """API server -> snapshot -> bundle -> kernel; every second time after the first as a delta."""
+        kind = "delta" if self._applied % 2 else "full"
+        self._applied += 1
         config, facts = self.folder / "config.json", self.folder / "facts.json"
         config.write_text(json.dumps(cluster.config, indent=1))
         facts.write_text(self._run(self.ours.command(["sh", str(AKP_NODE), "facts"])).splitlines()[-1])
         bundle = self.folder / "bundle"
         self._renderer.render(
+            kind=kind,
             snapshot=str(self.folder / "snapshot"), config=str(config), facts=str(facts), node=cluster.node,
             compat=self.compat, output=str(bundle),
         )  # fmt: skip
