@@ -1,0 +1,147 @@
+"""The parts of the rig that need no kernel: drawing, histories, canonical forms, shrinking."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import draw, goldens, kernel
+from .coverage import features
+from .draw import Cluster
+from .history import History, changes, key
+from .shrink import Shrinker, shrink_step
+from .undefined import undefined
+
+MODES = ("iptables", "nftables", "ipvs")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_seed_always_draws_the_same_cluster_and_history(mode: str) -> None:
+    first, second = (History(draw.cluster(7, mode)) for _ in range(2))
+    assert first.cluster == second.cluster
+    assert [first.step() for _ in range(5)] == [second.step() for _ in range(5)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_drawn_that_kube_proxy_treats_in_no_fixed_way(mode: str) -> None:
+    for seed in range(40):
+        history = History(draw.cluster(seed, mode))
+        for _ in range(3):
+            assert undefined(history.step().after.objects, mode) is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_few_dozen_clusters_cover_the_fields_that_rules_depend_on(mode: str) -> None:
+    found = {feature for seed in range(1, 26) for feature in features(draw.cluster(seed, mode))}
+    assert {
+        "Service: type LoadBalancer", "Service: type NodePort", "Service: type ClusterIP", "Service: type headless",
+        "Service: type ExternalName", "Service: label service-proxy-name", "Service: port SCTP",
+        "Service: ipFamilies IPv6, IPv4", "Service: ingress ip, ipMode Proxy", "Service: ingress hostname only",
+        "Service: externalTrafficPolicy Local", "Service: internalTrafficPolicy Local",
+        "Service: sessionAffinity ClientIP",
+        "EndpointSlice: port null", "EndpointSlice: hints forZones", "EndpointSlice: hints forNodes",
+        "EndpointSlice: endpoint ready=False serving=True terminating=True", "EndpointSlice: addressType FQDN",
+        "Node: zone missing", "KubeProxyConfiguration: detectLocalMode NodeCIDR",
+    } <= found  # fmt: skip
+
+
+def test_a_history_is_told_by_what_has_to_be_sent() -> None:
+    history = History(draw.cluster(3, "iptables"))
+    before = {key(obj): obj for obj in history.cluster.objects}
+    step = history.step()
+    for change in step.changes:
+        if change.action == "delete":
+            del before[key(change.object)]
+        else:
+            before[key(change.object)] = change.object
+    assert sorted(before.values(), key=key) == sorted(step.after.objects, key=key)
+
+
+SAVED = """\
+*nat
+:PREROUTING ACCEPT [1:2]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-A - [0:0]
+-A KUBE-SERVICES -d 10.96.0.2/32 -m comment --comment "ns/b:p cluster IP" -j KUBE-SVC-B
+-A KUBE-SERVICES -d 10.96.0.1/32 -m comment --comment "ns/a:p cluster IP" -j KUBE-SVC-A
+-A KUBE-SERVICES -m comment --comment "last" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-SVC-A -j KUBE-SEP-1
+-A KUBE-SVC-A -j KUBE-SEP-2
+COMMIT
+"""
+
+
+def canonical(text: str) -> kernel.State:
+    return kernel.canonical({"iptables.txt": text}, "iptables")
+
+
+def moved(text: str, line: str, before: str) -> str:
+    lines = text.splitlines(keepends=True)
+    chosen = next(each for each in lines if line in each)
+    lines.remove(chosen)
+    lines.insert(next(i for i, each in enumerate(lines) if before in each), chosen)
+    return "".join(lines)
+
+
+def test_the_order_of_services_does_not_count() -> None:
+    assert canonical(moved(SAVED, "ns/a:p", "ns/b:p")) == canonical(SAVED)
+
+
+@pytest.mark.parametrize(
+    ("line", "before"), [("KUBE-SEP-2", "KUBE-SEP-1"), ("-j KUBE-NODEPORTS", "ns/a:p"), ("-j KUBE-NODEPORTS", "ns/b:p")]
+)
+def test_every_other_order_counts(line: str, before: str) -> None:
+    assert kernel.differences(canonical(SAVED), canonical(moved(SAVED, line, before)))
+
+
+def test_elements_and_anonymous_sets_have_no_order() -> None:
+    one = "table ip kube-proxy {\n\tset s {\n\t\ttype ipv4_addr\n\t\telements = { 1.1.1.1,\n\t\t\t     2.2.2.2 }\n\t}\n"
+    one += "\tchain c {\n\t\tip saddr { 1.1.1.1, 2.2.2.2 } drop\n\t}\n}\n"
+    other = one.replace("1.1.1.1", "@").replace("2.2.2.2", "1.1.1.1").replace("@", "2.2.2.2")
+    assert one != other
+    assert kernel.canonical({"nft.txt": one}, "nftables") == kernel.canonical({"nft.txt": other}, "nftables")
+
+
+def test_what_nothing_leads_to_is_left_over_and_nothing_else() -> None:
+    state: kernel.State = {
+        "nft ip kube-proxy map service-ips": ("10.0.0.1 . tcp . 80 : goto service-A-ns/a/tcp/p",),
+        "nft ip kube-proxy chain service-A-ns/a/tcp/p": (),
+        "nft ip kube-proxy chain service-B-ns/b/tcp/p": (),
+        "nft ip kube-proxy chain services": (),
+        "iptables nat OUTPUT": ("-A OUTPUT -j KUBE-SVC-A",),
+        "iptables nat KUBE-SVC-A": ("-A KUBE-SVC-A -j KUBE-SEP-A",),
+        "iptables nat KUBE-SEP-A": ("-A KUBE-SEP-A -j DNAT",),
+        "iptables nat KUBE-SVC-B": ("-A KUBE-SVC-B -j KUBE-SEP-B",),
+        "iptables nat KUBE-SEP-B": ("-A KUBE-SEP-B -j DNAT",),
+    }
+    assert kernel.leftovers(state) == {
+        "nft ip kube-proxy chain service-B-ns/b/tcp/p", "iptables nat KUBE-SVC-B", "iptables nat KUBE-SEP-B",
+    }  # fmt: skip
+
+
+def affine(cluster: Cluster) -> bool:
+    return any(s["spec"].get("sessionAffinity") == "ClientIP" for s in cluster.of("Service"))
+
+
+def test_shrinking_leaves_what_makes_the_difference() -> None:
+    drawn = next(c for c in (draw.cluster(seed, "iptables") for seed in range(50)) if affine(c) and not c.large)
+    smallest = Shrinker(affine, 20).shrink(drawn)
+    assert [obj["kind"] for obj in smallest.objects] == ["Node", "Service"]
+    assert affine(smallest)
+
+
+def test_a_change_is_shrunk_to_the_services_that_it_takes() -> None:
+    before = draw.cluster(3, "iptables")
+    doomed = before.of("Service")[0]
+    after = Cluster(3, "iptables", before.node, before.config, tuple(o for o in before.objects if o != doomed))
+
+    def differs(first: Cluster, second: Cluster) -> bool:
+        return any(c.action == "delete" and c.object == doomed for c in changes(first.objects, second.objects))
+
+    first, _ = shrink_step(before, after, differs, 20)
+    assert first.of("Service") == [doomed]
+
+
+def test_goldens_are_read_as_they_were_written() -> None:
+    for golden in goldens.recorded():
+        text = (golden / "kernel.txt").read_text()
+        assert goldens.dump(goldens.load(text)) == text
