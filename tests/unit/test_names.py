@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Any
 
 import pytest
-from agentless_kube_proxy.addresses import Family
 from agentless_kube_proxy.backends.names import (
     hash16,
-    iptables_endpoint_chain,
-    iptables_hash,
     nftables_base,
     nftables_endpoint_base,
     nftables_port_base,
     service_port_names,
 )
-from agentless_kube_proxy.proxy.services import ServicePort, service_ports
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .build import config, port, service, snapshot
+from .build import render, service, slice_of
 
 
-def made(namespace: str, name: str, port_name: str, protocol: str, **spec: Any) -> ServicePort:
-    given_ = service(name, namespace, ports=[port(80, port_name, protocol)], **spec)
-    return next(service_ports(snapshot(given_).services[0], Family.IPV4, config()))
+def service_chains(**spec: str) -> list[str]:
+    """The chains of shop/web:http in the kernel."""
+    state = render(service(**spec), slice_of("web", "10.244.1.5"))
+    return [obj[2] for each in state.fragments for obj, _text in each.own]
 
 
 @pytest.mark.parametrize(
@@ -45,19 +41,21 @@ def made(namespace: str, name: str, port_name: str, protocol: str, **spec: Any) 
 def test_well_known_service_ports_have_their_well_known_chains(
     namespace: str, name: str, port_name: str, protocol: str, hashed: str
 ) -> None:
-    assert iptables_hash(made(namespace, name, port_name, protocol)) == hashed
+    names = service_port_names(namespace, name, port_name, protocol.lower())
+    assert names["iptables"]["cluster policy"] == f"KUBE-SVC-{hashed}"
 
 
 @pytest.mark.parametrize(
     ("namespace", "name", "endpoint", "hashed"),
     [
-        ("ns1", "svc1", "10.180.0.1:80", "SXIVWICOYRO3J4NJ"),
-        ("ns4", "svc4", "10.180.0.5:80", "C6EBXVWJJZMIWKLZ"),
-        ("ns1", "svc1", "[fd00:10:180::1]:80", "OGYCNMB4EMRUSJ6N"),
+        ("ns1", "svc1", "10.180.0.1", "SXIVWICOYRO3J4NJ"),
+        ("ns4", "svc4", "10.180.0.5", "C6EBXVWJJZMIWKLZ"),
+        ("ns1", "svc1", "fd00:10:180::1", "OGYCNMB4EMRUSJ6N"),
     ],
 )
 def test_endpoint_chains(namespace: str, name: str, endpoint: str, hashed: str) -> None:
-    assert iptables_endpoint_chain(made(namespace, name, "p80", "TCP"), endpoint) == f"KUBE-SEP-{hashed}"
+    names = service_port_names(namespace, name, "p80", "tcp", [(endpoint, 80)])
+    assert f"KUBE-SEP-{hashed}" in names["iptables"].values()
 
 
 @given(st.text())
@@ -67,19 +65,18 @@ def test_the_hash_is_base32_of_sha256(text: str) -> None:
 
 
 def test_addresses_and_numbers_are_no_part_of_a_name() -> None:
-    assert iptables_hash(made("shop", "web", "http", "TCP", clusterIP="10.96.0.1")) == iptables_hash(
-        made("shop", "web", "http", "TCP", clusterIP="10.96.0.2")
-    )
+    assert service_chains(clusterIP="10.96.0.1") == service_chains(clusterIP="10.96.0.2")
+    assert service_chains()[0] == "KUBE-SVC-67NZLRHBNDSAWJRO"
 
 
 def test_the_protocol_is() -> None:
-    assert iptables_hash(made("a", "b", "c", "TCP")) != iptables_hash(made("a", "b", "c", "UDP"))
+    assert service_port_names("a", "b", "c", "tcp") != service_port_names("a", "b", "c", "udp")
 
 
 def test_nftables_names_can_be_read() -> None:
-    web = made("shop", "web", "http", "TCP")
-    assert nftables_port_base(web) == "KHN6ECMT-shop/web/tcp/http"
-    assert nftables_endpoint_base(web, "fd00::1", 80).endswith("-shop/web/tcp/http__fd00..1/80")
+    web = ("shop", "web", "http", "tcp")
+    assert nftables_port_base(*web) == "KHN6ECMT-shop/web/tcp/http"
+    assert nftables_endpoint_base(*web, "fd00::1", 80).endswith("-shop/web/tcp/http__fd00..1/80")
 
 
 def test_nftables_names_fit_into_the_kernel() -> None:

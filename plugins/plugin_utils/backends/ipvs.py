@@ -15,7 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, any_contains, host_cidr, is_link_local_v6, is_loopback, parse_cidr
+from ..addresses import Family, any_contains, endpoint_text, host_cidr, is_link_local_v6, is_loopback, parse_cidr
 from ..cluster.objects import ANNOTATION_SCHEDULER
 from ..proxy.config import Ipvs
 from ..proxy.endpoints import Endpoint
@@ -177,15 +177,11 @@ def _claimed(family: FamilyView, node_addresses: set[str]) -> set[tuple[str, str
     if not node_addresses:
         return set()
     return {
-        (port.protocol, _server(ip, port.port))
+        (port.protocol, endpoint_text(ip, port.port))
         for port in (each.port for each in family.ports)
         for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_vips)
         if ip in node_addresses
     }
-
-
-def _server(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 class _PortState:
@@ -277,11 +273,11 @@ class _PortState:
         cluster, local = selection.cluster, selection.local or selection.cluster
         internal = local if port.internal_policy_local else cluster
         external = local if port.external_policy_local else cluster
-        servers = {_server(port.cluster_ip, port.port): internal}
+        servers = {endpoint_text(port.cluster_ip, port.port): internal}
         for ip in (*port.external_ips, *port.load_balancer_vips):
-            servers.setdefault(_server(ip, port.port), external)
+            servers.setdefault(endpoint_text(ip, port.port), external)
         for ip in self._place.node_addresses:
-            address = _server(ip, port.node_port)
+            address = endpoint_text(ip, port.node_port)
             if (port.protocol, address) not in claimed:
                 servers.setdefault(address, external)
         option, scheduler = _SERVICE_OPTION[port.protocol], self._scheduler()

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterable
 
 from ..addresses import endpoint_text
-from ..proxy.services import ServicePort
 
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
@@ -48,31 +47,20 @@ def hash16(text: str) -> str:
     )
 
 
-def iptables_hash(port: ServicePort) -> str:
-    """The common part of KUBE-SVC-, KUBE-SVL-, KUBE-EXT- and KUBE-FW-."""
-    return hash16(port.name_string + port.protocol)
-
-
-def iptables_endpoint_chain(port: ServicePort, endpoint: str) -> str:
-    """The chain of one endpoint, given as ip:port."""
-    return "KUBE-SEP-" + hash16(port.name_string + port.protocol + endpoint)
-
-
 def nftables_base(text: str) -> str:
     """Hash and readable name, cut to what a kernel name can hold."""
     name = f"{hash16(text)[:8]}-{text}"
     return name if len(name) <= _NFT_NAME_LIMIT else name[: _NFT_NAME_LIMIT - 3] + "..."
 
 
-def nftables_port_base(port: ServicePort) -> str:
-    """The common part of the service-, local-, external- and firewall- chains."""
-    return nftables_base(f"{port.namespace}/{port.name}/{port.protocol}/{port.port_name}")
+def nftables_port_base(namespace: str, name: str, port_name: str, protocol: str) -> str:
+    """The common part of the service-, local-, external- and firewall- chains of a service port."""
+    return nftables_base(f"{namespace}/{name}/{protocol}/{port_name}")
 
 
-def nftables_endpoint_base(port: ServicePort, ip: str, number: int) -> str:
+def nftables_endpoint_base(namespace: str, name: str, port_name: str, protocol: str, ip: str, number: int) -> str:
     """The common part of an endpoint's endpoint- chain and affinity- set."""
-    address = ip.replace(":", ".")
-    return nftables_base(f"{port.namespace}/{port.name}/{port.protocol}/{port.port_name}__{address}/{number}")
+    return nftables_base(f"{namespace}/{name}/{protocol}/{port_name}__{ip.replace(':', '.')}/{number}")
 
 
 def service_port_names(
@@ -81,12 +69,12 @@ def service_port_names(
     """Every name of a service port: mode -> what the object is -> its name."""
     title = f"{namespace}/{name}:{port_name}" if port_name else f"{namespace}/{name}"
     hashed = hash16(title + protocol)
-    base = nftables_base(f"{namespace}/{name}/{protocol}/{port_name}")
+    base = nftables_port_base(namespace, name, port_name, protocol)
     iptables = {what: prefix + hashed for what, prefix in IPTABLES_PREFIXES.items()}
     nftables = {what: prefix + base for what, prefix in NFTABLES_PREFIXES.items()}
     for ip, number in endpoints:
         text = endpoint_text(ip, number)
-        own = nftables_base(f"{namespace}/{name}/{protocol}/{port_name}__{ip.replace(':', '.')}/{number}")
+        own = nftables_endpoint_base(namespace, name, port_name, protocol, ip, number)
         iptables[f"endpoint {text}"] = "KUBE-SEP-" + hash16(title + protocol + text)
         nftables[f"endpoint {text}"] = f"endpoint-{own}"
         nftables[f"affinity set of {text}"] = f"affinity-{own}"

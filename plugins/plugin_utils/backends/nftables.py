@@ -200,7 +200,9 @@ class _PortRules:
         self._allows_node_ip = allows_node_ip
         self._family = context.family.value
         self._ip = NFT[self._family]
-        base = nftables_port_base(view.port)
+        port = view.port
+        self._names = (port.namespace, port.name, port.port_name, port.protocol)
+        base = nftables_port_base(*self._names)
         self._service = f"service-{base}"
         self._local = f"local-{base}"
         self._external = f"external-{base}"
@@ -260,7 +262,7 @@ class _PortRules:
         view, selection = self._view, self._view.selection
         sticky: dict[str, str] = {}
         if self._port.sticky_seconds:
-            sticky = {e.text: nftables_endpoint_base(self._port, e.ip, e.port) for e in selection.all}
+            sticky = {e.text: nftables_endpoint_base(*self._names, e.ip, e.port) for e in selection.all}
         for base in sticky.values():
             yield (self._family, "set", f"affinity-{base}"), self._affinity_set(base)
         for endpoint in selection.all if sticky else ():
