@@ -109,7 +109,6 @@ def ansible_environment(record: Path) -> dict[str, str]:
         "AKP_RECORD": str(record),
         "ANSIBLE_CALLBACK_PLUGINS": str(plugins / "callback"),
         "ANSIBLE_CALLBACKS_ENABLED": "record",
-        "ANSIBLE_CONNECTION_PLUGINS": str(plugins / "connection"),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_FORKS": "10",
         "ANSIBLE_HOST_KEY_CHECKING": "1",

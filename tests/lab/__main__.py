@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from . import record
 from .lab import Lab
+from .manifests import realise
 from .record import LabError
 
 
@@ -19,6 +21,8 @@ def main() -> int:
     up.add_argument("--nodes", type=int, default=3)
     up.add_argument("--uml", type=int, default=0, help="so many more nodes with kernels of their own")
     up.add_argument("--iptables", choices=["nft", "legacy"], default="")
+    up.add_argument("--manifests", type=Path, help="make the pods that the manifests of this folder name")
+    up.add_argument("--inventory", type=Path, help="where to write the Ansible inventory")
     down = commands.add_parser("down", help="remove a lab and all that runs in it")
     down.add_argument("prefix", nargs="?", default="lab")
     commands.add_parser("list", help="all labs of this machine")
@@ -37,7 +41,9 @@ def main() -> int:
 def lab_up(arguments: argparse.Namespace) -> int:
     lab = Lab(arguments.prefix, arguments.nodes, uml=arguments.uml, iptables=arguments.iptables, stay=True)
     print(f"{lab.prefix}: {', '.join(f'{node.name} {node.addresses[0]}' for node in lab.nodes)}")
-    print(f"inventory: {lab.inventory(lab.state / 'hosts.yml')}")
+    if arguments.manifests:
+        realise(lab, arguments.manifests)
+    print(f"inventory: {lab.inventory(arguments.inventory or lab.state / 'hosts.yml')}")
     return 0
 
 
