@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test sanity demo bench controlplane conformance record-goldens clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +37,11 @@ lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
-	@$(BIN)/pytest -q --numprocesses auto --dist loadfile $(ARGS)
+	@$(BIN)/pytest -q --numprocesses auto --dist loadfile -m 'not controlplane' $(ARGS)
+
+sanity: setup  ## what is shipped, as ansible-test sees it
+	@.ci/ansible-test sanity
+	@.ci/ansible-test units
 
 demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
 	@$(BIN)/python -m tests.lab.demo $(ARGS)

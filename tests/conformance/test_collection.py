@@ -23,6 +23,8 @@ ADDRESS = "192.168.79.1"
 RBAC = ROOT / "examples" / "access" / "rbac.yaml"
 ALL = ["n1", "n2", "n3"]
 
+pytestmark = pytest.mark.controlplane
+
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
