@@ -160,7 +160,8 @@ class Drawer:
         )
         namespace = self.random.choice(NAMESPACES)
         if self.minor == "1.36" and self.mode == "nftables":
-            namespace = "ns0"  # it passed comments of over 128 bytes to nft, which refuses them and everything else
+            # It passed comments of over 128 bytes to nft, which refuses them and everything else.
+            namespace, name = "ns0", f"svc-{number}"
         meta: Object = {"namespace": namespace, "name": name}
         if self.chance(0.04):
             meta["labels"] = {"service.kubernetes.io/service-proxy-name": self.random.choice(("", "other-proxy"))}
