@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cached_property
 from typing import TypeAlias
 
@@ -73,13 +73,16 @@ class State:
     @cached_property
     def open_objects(self) -> dict[Object, str]:
         """Every object of the frame with the fragments' lines in it."""
-        lines: dict[Object, list[str]] = {obj: [text.head] for obj, text in self.frame.items()}
+        return self.opened(self.frame)
+
+    def opened(self, wanted: Container[Object]) -> dict[Object, str]:
+        """Those objects of the frame with the fragments' lines in them."""
+        lines: dict[Object, list[str]] = {obj: [text.head] for obj, text in self.frame.items() if obj in wanted}
         for each in self.fragments:
             for obj, text in each.open:
-                lines[obj].append(text)
-        for obj, frame in self.frame.items():
-            lines[obj].append(frame.tail)
-        return {obj: "".join(texts) for obj, texts in lines.items()}
+                if obj in lines:
+                    lines[obj].append(text)
+        return {obj: "".join([*texts, self.frame[obj].tail]) for obj, texts in lines.items()}
 
     def objects(self) -> Iterator[tuple[Object, str]]:
         """Every kernel object and its text."""
@@ -117,9 +120,11 @@ def delta(old: State, new: State) -> Delta:
     changed = {obj: text for each in touched for obj, text in each.own if was.get(obj) != text}
     earlier = {obj: was[obj] for obj in changed if obj in was}
     kept = {obj for each in touched for obj, _text in each.own}
-    if touched or gone or old.frame != new.frame:
-        opened = old.open_objects
-        for obj, text in new.open_objects.items():
+    concerned = {obj for each in (*touched, *gone) for obj, _text in each.open}
+    concerned.update(obj for obj, text in new.frame.items() if old.frame.get(obj) != text)
+    if concerned:
+        opened = old.opened(concerned)
+        for obj, text in new.opened(concerned).items():
             if opened.get(obj) != text:
                 changed[obj] = text
                 if obj in opened:
