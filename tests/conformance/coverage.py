@@ -122,4 +122,6 @@ def _config(config: Object, prefix: str = "") -> Iterator[str]:
 
 
 def _cluster(cluster: Cluster) -> Iterator[str]:
+    for address in cluster.extra:
+        yield "a further address on the node" if address.startswith("192.168.") else "a Service's address on the node"
     yield "over 1,000 endpoints" if cluster.large else "up to 1,000 endpoints"

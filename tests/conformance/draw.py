@@ -14,7 +14,7 @@ from typing import Any
 
 from . import options
 from .plan import IPV4, IPV6, NODE_NET4, NODE_NET6, SECOND_NET4, Plan, node_address, pod_cidr
-from .undefined import undefined
+from .undefined import parse, undefined
 
 Object = dict[str, Any]
 
@@ -45,6 +45,7 @@ class Cluster:
     config: Object
     objects: tuple[Object, ...]
     minor: str = "1.37"
+    extra: tuple[str, ...] = ()  # addresses of the node's interface that its Node does not tell
 
     def of(self, kind: str) -> list[Object]:
         return [obj for obj in self.objects if obj["kind"] == kind]
@@ -98,7 +99,8 @@ class Drawer:
         slices += self.strangers()
         objects = (*self.service_cidrs(), *nodes, *services, *slices)
         config = options.draw(self.random, self.mode, nodes[index], self.minor)
-        drawn = Cluster(seed, self.mode, nodes[index]["metadata"]["name"], config, objects, self.minor)
+        extra = self.extra_addresses(services)
+        drawn = Cluster(seed, self.mode, nodes[index]["metadata"]["name"], config, objects, self.minor, extra)
         if undefined(drawn.objects, self.mode):
             raise AssertionError(f"seed {seed} drew a cluster that kube-proxy itself treats in no fixed way")
         return drawn
@@ -146,6 +148,22 @@ class Drawer:
             for i, cidrs in enumerate(drawn)
             if self.chance(0.3)
         ]
+
+    def extra_addresses(self, services: Sequence[Object]) -> tuple[str, ...]:
+        """What an administrator or a VIP manager has put on the interface: a Service's address, or just one more."""
+        found = [f"{SECOND_NET4}200"] if self.chance(0.2) else []
+        outside = [
+            str(parse(address))
+            for service in services
+            for address in (
+                *service["spec"].get("externalIPs", []),
+                *(i["ip"] for i in service.get("status", {}).get("loadBalancer", {}).get("ingress", []) if "ip" in i),
+            )
+        ]
+        if outside and self.chance(0.25):
+            found.append(self.random.choice(outside))
+        nodes = {node_address(index, family) for index in range(1, NODES + 1) for family in (IPV4, IPV6)}
+        return tuple(address for address in found if address not in nodes)
 
     # Services
 
@@ -304,6 +322,9 @@ class Drawer:
             for port in spec["ports"]:
                 if self.chance(0.7):
                     port.pop("nodePort")
+        if self.chance(0.1):
+            annotations = service["metadata"].setdefault("annotations", {})
+            annotations["service.beta.kubernetes.io/load-balancer-source-ranges"] = "10.0.0.0/8"
         if self.chance(0.2):
             spec["loadBalancerClass"] = "example.com/lb"
         if self.chance(0.2):
@@ -376,8 +397,10 @@ class Drawer:
             "name": f"{name[:40]}-{next(self.numbers)}",
             "labels": {"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "conformance"},
         }
-        if service["spec"].get("clusterIP") == "None":
+        if service["spec"].get("clusterIP") == "None" or self.chance(0.03):
             meta["labels"]["service.kubernetes.io/headless"] = ""
+        if self.chance(0.03):
+            meta["labels"]["service.kubernetes.io/service-proxy-name"] = "other-proxy"
         return {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",

@@ -166,6 +166,7 @@ class History:
                       "allocateLoadBalancerNodePorts", "loadBalancerIP", "externalIPs"):  # fmt: skip
             spec.pop(field, None)
         service.pop("status", None)
+        service["metadata"].get("annotations", {}).pop("service.beta.kubernetes.io/load-balancer-source-ranges", None)
         for port in spec["ports"]:
             port.pop("nodePort", None)
             if kind != "ClusterIP":

@@ -40,6 +40,20 @@ CLUSTER_CIDRS = (
     "10.244.3.4/16",
 )
 
+# They must be understood, and change no rule.
+HARMLESS: Object = {
+    "bindAddressHardFail": False,
+    "configSyncPeriod": "5m",
+    "enableProfiling": True,
+    "healthzBindAddress": "127.0.0.1:10256",
+    "logging": {"format": "text", "verbosity": 2},
+    "metricsBindAddress": "127.0.0.1:10249",
+    "oomScoreAdj": 0,
+    "portRange": "",
+    "showHiddenMetricsForVersion": "",
+    "winkernel": {"enableDSR": True, "networkName": "cbr0"},
+}
+
 
 def draw(rng: random.Random, mode: str, node: Object, minor: str) -> Object:
     name = node["metadata"]["name"]
@@ -66,6 +80,7 @@ def draw(rng: random.Random, mode: str, node: Object, minor: str) -> Object:
         "nftables" if mode == "nftables" else "iptables",
     }:
         config[section] = _section(rng, section)
+    config.update({field: value for field, value in HARMLESS.items() if rng.random() < 0.1})
     gates = {gate: value for gate, value in _gates(mode, minor).items() if rng.random() < 0.1}
     if gates:
         config["featureGates"] = gates

@@ -63,6 +63,9 @@ def probes(cluster: Cluster, most: int = 6) -> list[Probe]:
         for s in cluster.of("Service")
         if s["spec"].get("clusterIP", "None") != "None" and _backends(cluster, s) <= MOST_BACKENDS
     ]
+    # A node without an address of a family has no source for masqueraded packets; which way those fail is left to chance.
+    own = [a["address"] for a in cluster.own_node()["status"]["addresses"] if a["type"] == "InternalIP"]
+    families = {":" in address for address in own}
     made: list[Probe] = []
     for service in rng.sample(candidates, min(most, len(candidates))):
         sticky = service["spec"].get("sessionAffinity") == "ClientIP"
@@ -70,6 +73,8 @@ def probes(cluster: Cluster, most: int = 6) -> list[Probe]:
             if port["protocol"] not in PROTOCOLS:
                 continue
             for kind, address, number in _ways(cluster, service, port):
+                if (":" in address) not in families:
+                    continue
                 what = f"{kind} of {service['metadata']['namespace']}/{service['metadata']['name']}"
                 for source, origin in _origins(rng, cluster, address):
                     made.append(Probe(source, origin, port["protocol"], address, number, what, sticky))

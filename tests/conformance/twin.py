@@ -73,7 +73,7 @@ class Twin:
         """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
         self._applied = 0
         self.plane.load([*cluster.objects, *self.sentinel.objects()])
-        addresses = internal_addresses(cluster.own_node())
+        addresses = [*internal_addresses(cluster.own_node()), *cluster.extra]
         others = [a for node in cluster.of("Node") for a in internal_addresses(node)]
         others += [node_address(index, family) for index in range(1, NODES + 1) for family in (IPV4, IPV6)]
         interface = cluster.config.get("detectLocal", {}).get("bridgeInterface", "veth0")
