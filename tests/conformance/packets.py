@@ -63,7 +63,7 @@ def probes(cluster: Cluster, most: int = 6) -> list[Probe]:
         for s in cluster.of("Service")
         if s["spec"].get("clusterIP", "None") != "None" and _backends(cluster, s) <= MOST_BACKENDS
     ]
-    # A node without an address of a family has no source for masqueraded packets; which way those fail is left to chance.
+    # A node without an address of a family has no source for masqueraded packets; how those fail is left to chance.
     own = [a["address"] for a in cluster.own_node()["status"]["addresses"] if a["type"] == "InternalIP"]
     families = {":" in address for address in own}
     made: list[Probe] = []
