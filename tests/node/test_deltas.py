@@ -213,7 +213,9 @@ def test_a_delta_of_another_mode_asks_for_the_whole_bundle(host: Host, tmp_path:
     assert host.apply(change(old, new, tmp_path / "e"))["changed"] is True
 
 
-def test_a_delta_that_the_kernel_refuses_leaves_the_base(host: Host, tmp_path: Path) -> None:
+def test_a_delta_that_the_kernel_refuses_leaves_the_base_and_asks_for_the_whole_bundle(
+    host: Host, tmp_path: Path
+) -> None:
     old = shop(host, "10.244.1.1", extra=(service("gone", clusterIP="10.96.7.9"), slice_of("gone", "10.244.1.9")))
     new = shop(host, "10.244.1.2")
     host.apply(write(old, tmp_path / "a"))
@@ -226,11 +228,15 @@ def test_a_delta_that_the_kernel_refuses_leaves_the_base(host: Host, tmp_path: P
         host.sh(f"iptables -t nat -A PREROUTING -s 192.0.2.1 -j {group.split()[0]}")
     before = kernel(host)
     result = host.akp("apply", change(old, new, tmp_path / "d"))
-    assert result.code == 4, result.stdout + result.stderr
-    assert "old state is back" in result.json["error"]
+    assert result.code == 0, result.stdout + result.stderr
+    assert result.json["need"] == "full"
+    assert "the kernel refused" in result.json["reason"]
     assert kernel(host) == before
     assert recorded(host)["generation"] == old.generation
     assert not list((host.state / "deltas").iterdir())
+    # which finds out what is wrong
+    host.apply(write(new, tmp_path / "b"))
+    assert host.akp("status", "--verify").json["drift"] == 0
 
 
 def test_a_delta_that_was_tampered_with_is_refused(host: Host, tmp_path: Path) -> None:

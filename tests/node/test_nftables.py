@@ -287,6 +287,14 @@ def test_damage_is_seen_named_and_repaired(host: Host, tmp_path: Path, case: str
     assert host.akp("status", "--verify").json["drift"] == 0
 
 
+def test_a_kernel_that_is_not_what_was_recorded_takes_the_next_bundle_all_the_same(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1"), tmp_path / "a"))
+    # The next bundle deletes this element; the marker does not tell that it is gone.
+    host.sh("nft delete element ip kube-proxy hairpin-connections '{ 10.244.1.1 . 10.244.1.1 . tcp . 8080 }'")
+    host.apply(write(shop("10.244.1.2"), tmp_path / "b"))
+    assert host.akp("status", "--verify").json["drift"] == 0
+
+
 def test_differences_name_family_chain_and_service(host: Host, tmp_path: Path) -> None:
     host.apply(write(shop("10.244.1.1", "10.244.1.2"), tmp_path / "a"))
     chain = re.findall(r"chain (service-\S+/web/tcp/http) ", host.sh("nft list ruleset"))[0]
