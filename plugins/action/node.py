@@ -94,22 +94,25 @@ class ActionModule(ControlAction):
     def _gathered(self) -> dict[str, Any]:
         """Ask, and keep the answer for those who render."""
         known = self._work.answer(self._host) or {}
-        arguments = ["ask"]
+        arguments, quick = ["ask"], ""
         if known.get("facts") and known.get("bootId"):
             arguments += ["--boot", known["bootId"]]
+            quick = "" if self._options["verify"] else known["bootId"]
         if self._options["verify"]:
             arguments.append("--verify")
-        answer = self._ask(arguments)
+        answer = self._ask(arguments, quick)
         result = answer.result
         facts = {**(result.get("facts") or known.get("facts") or {})}
-        facts |= {"addresses": result["addresses"], "tcpBeLiberal": result["tcpBeLiberal"]}
+        # What a quick answer leaves out has not changed.
+        facts["addresses"] = result.get("addresses") or list(answer.addresses)
+        facts["tcpBeLiberal"] = result.get("tcpBeLiberal", facts.get("tcpBeLiberal", 0))
         status = result["status"]
         write_json(
             self._work.answer_file(self._host),
             {
                 "host": self._host,
                 "node": self._name,
-                "bootId": result["bootId"],
+                "bootId": result.get("bootId") or known["bootId"],
                 "facts": facts,
                 "status": status,
                 "oldProgram": self._carried,
@@ -228,9 +231,9 @@ class ActionModule(ControlAction):
 
     _carried = False
 
-    def _ask(self, arguments: Sequence[str]) -> Answer:
+    def _ask(self, arguments: Sequence[str], known_boot: str = "") -> Answer:
         """Ask the program that the node has; if it has none of ours, the program travels with the question."""
-        answer = self._answer(self._way.ask(arguments))
+        answer = self._answer(self._way.ask(arguments, known_boot))
         if answer.needs_program:
             self._carried = True
             answer = self._answer(self._way.carry(arguments))
@@ -245,14 +248,16 @@ class ActionModule(ControlAction):
 
     def _exec(self, command: Command) -> dict[str, Any]:
         """One command on the node, with its input."""
-        # A restricted account has no shell to speak to; its command goes as it is.
-        executable: Any = False if self._way.restricted else "/bin/sh"
+        # A restricted account has no shell to speak to and nobody to become; its command goes as it is.
+        how: dict[str, Any] = {"executable": "/bin/sh"}
+        if self._way.restricted:
+            how = {"executable": False, "sudoable": False}
         become = getattr(self._connection, "become", None)
         if self._connection.has_pipelining and getattr(become, "name", "") not in ("su", "ansible.builtin.su"):
-            return dict(self._low_level_execute_command(command.text, in_data=command.stdin, executable=executable))
-        return self._exec_with_file(command, executable)
+            return dict(self._low_level_execute_command(command.text, in_data=command.stdin, **how))
+        return self._exec_with_file(command, how)
 
-    def _exec_with_file(self, command: Command, executable: Any) -> dict[str, Any]:
+    def _exec_with_file(self, command: Command, how: Mapping[str, Any]) -> dict[str, Any]:
         """For connections that cannot send input with a command: the input goes ahead as a file."""
         temporary = self._make_tmp_path()
         try:
@@ -262,6 +267,6 @@ class ActionModule(ControlAction):
                 local.flush()
                 self._transfer_file(local.name, remote)
             text = f"( {command.text}\n) <{remote}"
-            return dict(self._low_level_execute_command(text, executable=executable))
+            return dict(self._low_level_execute_command(text, **how))
         finally:
             self._remove_tmp_path(temporary)

@@ -89,8 +89,8 @@ options:
   command:
     description:
       - The command that runs an installed node program, for accounts that may run nothing else, such as
-        C(sudo -n /usr/local/sbin/akp-node). It is sent as it is, with a verb and options after it. C(become) is not
-        wanted then.
+        C(sudo -n /usr/local/sbin/akp-node). It is sent as it is, with a verb and options after it, and without
+        C(become).
       - If not given, the variable C(kube_proxy_command) holds.
     type: str
 seealso:

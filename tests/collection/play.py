@@ -110,6 +110,8 @@ def ansible_environment(record: Path) -> dict[str, str]:
         "ANSIBLE_CALLBACK_PLUGINS": str(plugins / "callback"),
         "ANSIBLE_CALLBACKS_ENABLED": "record",
         "ANSIBLE_NOCOLOR": "1",
+        # The tree that is worked on, which is on Python's path, and not what the user may have installed.
+        "ANSIBLE_COLLECTIONS_PATH": "/nonexistent",
         "ANSIBLE_FORKS": "10",
         "ANSIBLE_HOST_KEY_CHECKING": "1",
     }

@@ -27,6 +27,7 @@ def test_scenario(scenario: str, tmp_path: Path) -> None:
         "AKP_MOLECULE_LAB": unused_prefix(),
         "MOLECULE_EPHEMERAL_DIRECTORY": str(tmp_path),
         "NO_COLOR": "1",
+        "ANSIBLE_COLLECTIONS_PATH": "/nonexistent",
     }
     done = subprocess.run(
         [str(BIN / "molecule"), "test", "--scenario-name", scenario],

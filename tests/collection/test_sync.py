@@ -68,6 +68,18 @@ def test_the_first_run_programs_all_and_the_second_changes_nothing(nodes: Lab, i
     assert [rules(node) for node in nodes.nodes] == before
 
 
+def test_nftables_mode_works_the_same(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    config = {**yaml.safe_load((SHOP / "kube-proxy.yaml").read_text()), "mode": "nftables"}
+    variables: dict[str, Any] = {"kube_proxy_config": config}
+    assert playbook("sync-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 1)
+    assert "shop/frontend" in nodes.node("n1").run(["nft", "list", "ruleset"]).stdout
+    assert playbook("sync-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 0)
+    nodes.node("n2").run(["nft", "delete", "table", "ip", "kube-proxy"])
+    repaired = playbook("sync-services", inventory, tmp_path, variables=variables)
+    assert repaired.changed == {"n1": 0, "n2": 1, "n3": 0}
+    assert playbook("cleanup-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 1)
+
+
 def counting(inventory: Path, lab: Lab, log: Path) -> Path:
     """The inventory, with an ssh that writes a line for every command it starts on a node."""
     content = yaml.safe_load(inventory.read_text())

@@ -26,7 +26,7 @@ def documentation() -> dict[str, Any]:
         [str(Path(sys.executable).with_name("ansible-doc")), "--json", *names],
         capture_output=True,
         check=True,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_COLLECTIONS_PATH": "/nonexistent"},
     )
     return {name.rpartition(".")[2]: entry for name, entry in json.loads(done.stdout).items()}
 

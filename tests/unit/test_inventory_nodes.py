@@ -40,7 +40,12 @@ def inventory(folder: Path, *, check: bool = True, **options: Any) -> Any:
         [tool, "-i", str(file), "--list", "--export"],
         capture_output=True,
         text=True,
-        env={**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "1", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "1"},
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": "/nonexistent",
+            "ANSIBLE_INVENTORY_UNPARSED_FAILED": "1",
+            "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "1",
+        },
         check=False,
     )
     if check:

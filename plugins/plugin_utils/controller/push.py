@@ -14,7 +14,7 @@ import gzip
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from ..bundle.program import PROGRAM, node_program
 
 INSTALLED = "/usr/local/sbin/akp-node"
 STATE_DIR = "/var/lib/akp"
+
+# What the node left for this question at the last apply, if it is still true; then the program itself.
+_QUICK = """\
+set -- {boot} {digest}
+[ ! -r "$AKP_STATE/ask" ] || . "$AKP_STATE/ask"
+"""
 
 _FIND = """\
 d=
@@ -88,14 +94,16 @@ class Way:
     state_dir: str = STATE_DIR
     only_installed: bool = False  # a copy beside the last bundle does not count
 
-    def ask(self, arguments: Sequence[str]) -> Command:
-        """A question to the program that the node has."""
+    def ask(self, arguments: Sequence[str], known_boot: str = "") -> Command:
+        """A question to the program that the node has; a quick one if the boot that is known may still be on."""
         if self.restricted:
             return Command(f"{self.restricted} {shlex.join(arguments)}")
         candidates = shlex.quote(self.installed)
         if not self.only_installed:
             candidates += ' "$AKP_STATE/bundles/$d/akp-node"'
         script = _FIND.format(candidates=candidates, digest=program_digest(), arguments=shlex.join(arguments))
+        if known_boot and not self.only_installed:
+            script = _QUICK.format(boot=shlex.quote(known_boot), digest=program_digest()) + script
         return self._shell(script)
 
     def carry(self, arguments: Sequence[str], bundle: Path | None = None, *, install: bool = False) -> Command:
@@ -154,6 +162,7 @@ class Answer:
     before: tuple[str, ...]  # lines of services.jsonl that go
     after: tuple[str, ...]  # lines of services.jsonl that come
     installed: bool
+    addresses: tuple[dict[str, Any], ...] = ()  # of the node's interfaces, if they were printed by ip
 
     @property
     def needs_program(self) -> bool:
@@ -176,4 +185,15 @@ def parse_answer(code: int, stdout: str, stderr: str) -> Answer:
         before=tuple(line[1:] for line in lines[:-1] if line.startswith("-{")),
         after=tuple(line[1:] for line in lines[:-1] if line.startswith("+{")),
         installed='{"installed": true}' in lines[:-1],
+        addresses=tuple(_addresses(lines[:-1])),
     )
+
+
+def _addresses(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Of `ip -o addr show`, as `akp-node facts` gives them."""
+    for line in lines:
+        number, _colon, rest = line.partition(": ")
+        words = rest.split()
+        if number.isdigit() and len(words) > 2 and words[1] in ("inet", "inet6"):
+            address, _slash, prefix = words[2].partition("/")
+            yield {"interface": words[0], "address": address, "prefix": int(prefix or 0)}
