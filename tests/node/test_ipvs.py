@@ -1,0 +1,457 @@
+"""ipvs mode in a kernel that has ip_vs: what it holds after apply, and what packets notice of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from agentless_kube_proxy import backends
+from agentless_kube_proxy.backends.state import State
+from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
+from agentless_kube_proxy.cluster.objects import SCHEDULERS
+from agentless_kube_proxy.proxy.config import with_schedulers
+
+from tests.lab import Lab
+from tests.lab.place import REFUSED, Connection, Reply
+from tests.node.ipvs import SYSCTLS, World, generation, rules, wanted
+from tests.unit.build import Object, endpoint, node, port, service, slice_of, view
+
+ALL = ("near", "far-1", "far-2")
+FOREIGN = """
+    ipset create THEIRS hash:ip; ipset add THEIRS 192.0.2.9
+    ipvsadm -A -t 172.18.0.13:9999 -s wlc; ipvsadm -a -t 172.18.0.13:9999 -r 10.244.1.99:99 -m
+    ipvsadm -A -f 7 -s rr
+    ip link add theirs type dummy; ip addr add 192.0.2.77/32 dev theirs
+    iptables -A INPUT -m set --match-set THEIRS src -j ACCEPT
+"""
+
+
+@pytest.fixture(scope="module")
+def world(uml_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(uml_lab, tmp_path_factory.mktemp("ipvs"))
+
+
+@pytest.fixture(autouse=True)
+def _clean(world: World) -> Iterator[None]:
+    """Every test leaves a kernel without anything of ours."""
+    yield
+    result = world.akp("cleanup")
+    assert result.code == 0, result.stderr
+
+
+def everything(world: World) -> list[Object]:
+    """Services that between them have entries in every set, in both families."""
+    guarded = {"ingress": ("203.0.113.7", "2001:db8:113::7"), "loadBalancerSourceRanges": ["172.18.0.0/16", "fd00::/8"]}
+    closed = {
+        "ingress": ("203.0.113.8", "2001:db8:113::8"),
+        "loadBalancerSourceRanges": ["198.51.100.0/25", "2001:db8::/32"],
+    }
+    sctp = [port(132, "assoc", "SCTP", nodePort=30132)]
+    ips = ["10.96.0.9", "fd00:10:96::9"]
+    local: Object = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}
+    return [
+        *world.web(5, *ALL, externalIPs=["192.0.2.5", "2001:db8:2::5"], sessionAffinity="ClientIP"),
+        *world.web(6, "near", "far-1", externalIPs=["192.0.2.6", "2001:db8:2::6"], **local),
+        *world.web(7, *ALL, type="LoadBalancer", **guarded),
+        *world.web(8, "far-1", type="LoadBalancer", **closed),
+        service("sctp", clusterIP=ips[0], clusterIPs=ips, ipFamilies=["IPv4", "IPv6"], ports=sctp, **local),
+        *world.web(10, internalTrafficPolicy="Local"),
+    ]  # fmt: skip
+
+
+def test_the_kernel_becomes_the_bundle_and_stays_it(world: World) -> None:
+    settings = {"strictARP": True, "scheduler": "lc", "tcpTimeout": "20m", "udpTimeout": "1m"}
+    bundle = world.bundle(world.state(*everything(world), ipvs=settings))
+    world.sh("modprobe ip_vs; ipvsadm --set 900 120 300")
+    first = world.apply(bundle)
+    assert first["changed"] is True
+    kernel = world.kernel()
+    assert {name: kernel[name] for name in wanted(bundle)} == wanted(bundle)
+    for tool in ("iptables", "ip6tables"):
+        assert sorted(line for line in kernel[tool] if line.startswith("-A")) == rules(bundle, f"{tool}.rules")
+    assert "DOWN" in kernel["link"][0]
+    assert world.sh("ipvsadm -L --timeout").strip().endswith("1200 120 60")
+    names = [
+        *(f"net.ipv4.{name}" for name in SYSCTLS),
+        "net.ipv4.conf.all.arp_ignore",
+        "net.ipv4.conf.all.arp_announce",
+    ]
+    assert world.sh(f"sysctl -n {' '.join(names)}").split() == ["1", "1", "1", "1", "1", "2"]
+
+    assert world.apply(bundle)["changed"] is False
+    status = world.status()
+    assert (status["state"], status["generation"], status["drift"]) == ("applied", generation(bundle), 0)
+    assert world.kernel() == kernel
+
+    assert world.akp("cleanup").json["changed"] is True
+    assert world.empty()
+    assert world.sh("ipvsadm -L --timeout").strip().endswith("900 120 300")
+    assert world.sh(f"sysctl -n {names[0]} {names[-1]}").split() == ["0", "0"]
+
+
+def test_the_files_can_be_loaded_by_hand_and_are_then_taken_over(world: World) -> None:
+    bundle = world.bundle(world.state(*everything(world)))
+    world.sh(f"""
+        cd {bundle}; modprobe ip_vs
+        ipset restore <ipset.rules; ipvsadm -R <ipvs.rules; ip -batch ip.batch
+        iptables-restore --noflush <iptables.rules; ip6tables-restore --noflush <ip6tables.rules
+    """)
+    kernel = world.kernel()
+    assert {name: kernel[name] for name in wanted(bundle)} == wanted(bundle)
+    answer = world.apply(bundle)
+    done = [*answer["sets"].values(), *answer["servers"].values(), *answer["addresses"].values()]
+    assert [count for count in done if count] == []
+    assert world.kernel() == kernel
+
+
+DRIFT = {
+    "ipvsadm -D -t 10.96.0.5:80": "missing-server",
+    "ipvsadm -E -t 10.96.0.6:80 -s wrr": "changed-server",
+    "ipvsadm -d -t 10.96.0.7:80 -r {near}:8080": "missing-endpoint",
+    "ipvsadm -e -t 10.96.0.7:80 -r {far}:8080 -m -w 3": "changed-endpoint",
+    "ipvsadm -a -t 10.96.0.7:80 -r 10.244.9.9:80 -m -w 1": "extra-endpoint",
+    "ipvsadm -A -t 10.96.0.5:81 -s rr": "extra-server",
+    "ipset del KUBE-CLUSTER-IP 10.96.0.5,tcp:80": "missing-entry",
+    "ipset add KUBE-6-CLUSTER-IP fd00::1,tcp:1": "extra-entry",
+    "ip addr del 10.96.0.6/32 dev kube-ipvs0": "missing-address",
+    "ip addr add 10.96.99.99/32 dev kube-ipvs0": "extra-address",
+    "iptables -t nat -D KUBE-SERVICES 1": "missing-rule",
+}
+
+
+def test_drift_is_named_and_mended_and_what_belongs_to_others_is_not_touched(world: World) -> None:
+    world.sh(FOREIGN)
+    try:
+        bundle = world.bundle(world.state(*everything(world)))
+        world.apply(bundle)
+        good = world.kernel()
+        addresses = {"near": world.address("near"), "far": world.address("far-1")}
+        world.sh("\n".join(command.format(**addresses) for command in DRIFT))
+        status = world.status()
+        assert {each["kind"] for each in status["differences"]} >= set(DRIFT.values())
+        assert world.apply(bundle, "--verify")["changed"] is True
+        assert world.kernel() == good
+        assert "-A -t 172.18.0.13:9999 -s wlc" in good["servers"]
+        assert "-A -f 7 -s rr" in good["servers"]
+
+        world.sh("ipvsadm -C; ip link del kube-ipvs0")
+        assert world.akp("status").json["state"] == "partial"
+        world.apply(bundle)
+        assert {*wanted(bundle)["servers"]} == {*world.kernel()["servers"]}
+        world.sh("ipvsadm -A -t 172.18.0.13:9999 -s wlc; ipvsadm -A -f 7 -s rr")
+        world.akp("cleanup")
+        left = world.kernel()
+        assert left["servers"] == ["-A -f 7 -s rr", "-A -t 172.18.0.13:9999 -s wlc"]
+        assert left["sets"] == ["add THEIRS 192.0.2.9", "create THEIRS hash:ip family inet hashsize 1024 maxelem 65536"]
+        assert "192.0.2.77" in world.sh("ip -br addr show theirs")
+        assert left["iptables"] == [
+            "*filter",
+            "-A INPUT -m set --match-set THEIRS src -j ACCEPT",
+            "COMMIT",
+            "*nat",
+            "COMMIT",
+        ]
+    finally:
+        world.sh("iptables -D INPUT -m set --match-set THEIRS src -j ACCEPT; ipset destroy THEIRS")
+        world.sh("ip link del theirs; ipvsadm -C")
+
+
+def test_virtual_servers_inside_excluded_cidrs_stay(world: World) -> None:
+    """Even one on an address of ours, which would else be deleted."""
+    world.apply(world.state(*world.web(5, "near"), *world.web(6, "near"), ipvs={"excludeCIDRs": ["10.96.0.6/32"]}))
+    world.sh("ipvsadm -A -t 10.96.0.5:81 -s rr; ipvsadm -A -t 10.96.0.6:81 -s rr")
+    world.apply(
+        world.state(*world.web(5, "near"), *world.web(7, "near"), ipvs={"excludeCIDRs": ["10.96.0.6/32"]}), "--verify"
+    )
+    servers = [line.split()[2] for line in world.kernel()["servers"] if line.startswith("-A -t 10.")]
+    assert servers == ["10.96.0.5:80", "10.96.0.6:80", "10.96.0.6:81", "10.96.0.7:80"]
+    world.sh("ipvsadm -C")
+
+
+# ------------------------------------------------------------------ packets
+
+
+@pytest.fixture
+def routed(world: World) -> World:
+    """Everything in the Services' networks is reached by way of n3."""
+    v4, v6 = world.node.addresses
+    world.lab.sh(f"ip route replace 10.96.0.0/16 via {v4}\nip -6 route replace fd00:10:96::/64 via {v6}\n")
+    world.lab.sh(f"ip route replace 203.0.113.0/24 via {v4}\nip -6 route replace 2001:db8:113::/64 via {v6}\n")
+    return world
+
+
+def test_packets_through_every_scheduler_in_both_families(routed: World) -> None:
+    world = routed
+    objects: list[Object] = []
+    numbers = {name: 20 + i for i, name in enumerate(SCHEDULERS)}
+    for name, number in numbers.items():
+        annotations = {"kube-proxy.agentless.io/scheduler": name}
+        made = world.web(number, *ALL)
+        made[0]["metadata"]["annotations"] = annotations
+        objects += made
+    bundle = world.bundle(scheduled(world, *objects))
+    world.apply(bundle)
+    assert sorted({line.split()[4] for line in world.kernel()["servers"] if line.startswith("-A")}) == sorted(
+        SCHEDULERS
+    )
+    for name, number in numbers.items():
+        for ip in (f"10.96.0.{number}", f"fd00:10:96::{number}"):
+            spread = world.lab.outside.spread("tcp", ip, 80, 6)
+            assert set(spread) <= set(ALL), f"{name} {ip}: {spread}"
+            if name in ("rr", "wrr"):
+                assert set(spread.values()) == {2}, f"{name} {ip}: {spread}"
+    assert world.lab.outside.call("udp", "10.96.0.20", 53).who in ALL
+
+
+def scheduled(world: World, *objects: Object) -> State:
+    """As world.state, with annotations that count."""
+    known = [node(each.name, *each.addresses, pod_cidrs=each.pod_cidrs) for each in world.lab.nodes]
+    seen = view(*known, *objects, on="n3", mode="ipvs", conntrack={"maxPerCore": 0})
+    config = with_schedulers(seen.config, {}, annotations=True)
+    return backends.renderer(config).state(dataclasses.replace(seen, config=config))
+
+
+@pytest.mark.parametrize("family", [0, 1], ids=["ipv4", "ipv6"])
+def test_who_answers_and_whose_address_it_sees(routed: World, family: int) -> None:
+    world, lab = routed, routed.lab
+    vips = ("203.0.113.7", "2001:db8:113::7")
+    closed = ("203.0.113.8", "2001:db8:113::8")
+    local: Object = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ingress": vips}
+    ranges = ["198.51.100.200/32", "2001:db8:51::200/128"]
+    world.apply(
+        world.state(
+            *world.web(5, "far-1"),
+            *world.web(6, "near"),
+            *world.web(7, "near", "far-1", **local),
+            *world.web(8, "far-1", type="LoadBalancer", ingress=closed, loadBalancerSourceRanges=ranges),
+            *world.web(10),
+        )
+    )
+    ip = {number: (f"10.96.0.{number}", f"fd00:10:96::{number}")[family] for number in (5, 6, 7, 8, 10)}
+    own, gateway = world.node.addresses[family], world.node.pod_gateways[family]
+    near, client, outside = lab.pod("near"), lab.pod("client-3"), lab.outside
+    calls = {
+        # a pod of this node keeps its address; a pod that reaches itself must not see its own
+        "pod to cluster IP": (client.call("tcp", ip[5], 80), Reply("far-1", client.addresses[family])),
+        "pod to cluster IP, UDP": (client.call("udp", ip[5], 53), Reply("far-1", client.addresses[family])),
+        "pod to itself": (near.call("tcp", ip[6], 80), Reply("near", gateway)),
+        "node to cluster IP": (world.node.call("tcp", ip[5], 80).who, "far-1"),
+        # whoever comes from outside is masqueraded, unless the policy is Local
+        "outside to cluster IP": (outside.call("tcp", ip[5], 80), Reply("far-1", own)),
+        "outside to balancer, Local": (outside.call("tcp", vips[family], 80), Reply("near", outside.addresses[family])),
+        "outside to node port, Local": (outside.call("tcp", own, 30007), Reply("near", outside.addresses[family])),
+        "outside to node port": (outside.call("udp", own, 30008), Reply("far-1", own)),
+        # a firewall drops, no endpoint and no such port refuse
+        "outside to closed balancer": (outside.call("tcp", closed[family], 80, timeout=0.3).outcome, "timeout"),
+        "outside to no endpoints": (outside.call("tcp", ip[10], 80), REFUSED),
+        "outside to another port": (outside.call("tcp", ip[5], 81), REFUSED),
+    }
+    assert {name: got for name, (got, _) in calls.items()} == {name: due for name, (_, due) in calls.items()}
+
+
+@contextmanager
+def calling(world: World, address: str) -> Iterator[list[Reply]]:
+    """New connections one after the other, all the while."""
+    seen: list[Reply] = []
+    stop = threading.Event()
+
+    def keep() -> None:
+        while not stop.is_set():
+            seen.extend(world.lab.outside.calls("tcp", address, 80, 4, timeout=5))
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_200_connections_live_through_20_updates_and_no_new_one_is_refused(routed: World) -> None:
+    """Whole bundles and deltas in turn: other Services come and go, and endpoints of a Service that is being called."""
+    world = routed
+
+    def at(step: int) -> State:
+        churned = [pod for i, pod in enumerate(ALL) if (step + i) % 3]
+        return world.state(
+            *world.web(5, "far-1"),
+            *world.web(6, *churned),
+            *(each for n in range(30, 33 + step % 4) for each in world.web(n, *churned[: step % 3])),
+        )
+
+    state = at(0)
+    world.apply(state)
+    connections: list[Connection] = [
+        world.lab.outside.open("tcp", ("10.96.0.5", "fd00:10:96::5")[i % 2], 80, timeout=10) for i in range(200)
+    ]
+    with calling(world, "10.96.0.6") as seen:
+        for step in range(1, 21):
+            new = at(step)
+            if step % 5:
+                world.apply(world.delta(state, new))
+            else:
+                world.apply(new)
+            state = new
+    assert [reply for reply in (connection.ask(10) for connection in connections) if reply.who != "far-1"] == []
+    assert [reply for reply in seen if not reply.who] == []
+    assert len(seen) > 20
+    assert world.status()["drift"] == 0
+    for connection in connections:
+        connection.close()
+
+
+def test_a_removed_endpoint_keeps_its_connections_until_they_end(routed: World) -> None:
+    world, outside = routed, routed.lab.outside
+    both, one = world.state(*world.web(5, "near", "far-1")), world.state(*world.web(5, "near"))
+    world.apply(both)
+    held = [outside.open("tcp", "10.96.0.5", 80, timeout=5) for _ in range(2)]
+    assert {connection.ask(5).who for connection in held} == {"near", "far-1"}
+    answer = world.apply(one)
+    assert answer["draining"] == 1
+    far = world.address("far-1")
+    lines = [line for line in world.kernel()["servers"] if f"-r {far}:" in line]
+    # UDP has no connections to wait for, and IPv6 had none
+    assert lines == [f"-a -t 10.96.0.5:80 -r {far}:8080 -m -w 0"]
+    assert {reply.who for reply in outside.calls("tcp", "10.96.0.5", 80, 6)} == {"near"}
+    assert {connection.ask(5).who for connection in held} == {"near", "far-1"}
+    # it is neither drift nor a change, and a run that finds it busy lets it be
+    assert world.status()["drift"] == 0
+    assert world.apply(one)["changed"] is False
+    assert world.akp("drain").json["draining"] == 1
+    for connection in held:
+        connection.close()
+    deadline = time.monotonic() + 60
+    while world.akp("drain").json["draining"]:
+        assert time.monotonic() < deadline
+    assert not [line for line in world.kernel()["servers"] if f"-r {far}:" in line]
+
+
+def test_an_endpoint_that_comes_back_while_it_drains_takes_connections_again(routed: World) -> None:
+    world, outside = routed, routed.lab.outside
+    both, one = world.state(*world.web(5, "near", "far-1")), world.state(*world.web(5, "near"))
+    world.apply(both)
+    held = [outside.open("tcp", "10.96.0.5", 80, timeout=5) for _ in range(2)]
+    world.apply(world.delta(both, one))
+    world.apply(one, "--verify")
+    world.apply(both)
+    assert {reply.who for reply in outside.calls("tcp", "10.96.0.5", 80, 6)} == {"near", "far-1"}
+    assert {connection.ask(5).who for connection in held} == {"near", "far-1"}
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.slow
+def test_from_mode_to_mode_services_answer_all_the_while_and_nothing_stays(routed: World) -> None:
+    world = routed
+    objects = world.web(6, *ALL, type="NodePort")
+    facts = {"capabilities": {"nfacct": False}}
+    states = {mode: world.state(*objects, mode=mode, facts=facts) for mode in ("iptables", "ipvs")}
+    world.apply(states["iptables"])
+    with calling(world, "10.96.0.6") as seen:
+        for mode in ("ipvs", "iptables", "ipvs"):
+            answer = world.apply(states[mode])
+            assert answer["changed"] is True
+            kernel = world.kernel()
+            rules_now = "\n".join(kernel["iptables"] + kernel["ip6tables"])
+            assert ("KUBE-SVC-" in rules_now) is (mode == "iptables")
+            assert ("KUBE-IPVS-FILTER" in rules_now) is (mode == "ipvs")
+            left = bool(kernel["sets"] or kernel["servers"] or kernel["link"])
+            assert left is (mode == "ipvs")
+            assert world.status()["drift"] == 0
+    assert [reply for reply in seen if not reply.who] == []
+    assert world.akp("cleanup").code == 0
+    assert world.empty()
+
+
+# ------------------------------------------------------------------ when something fails
+
+
+def test_what_the_kernel_refuses_is_undone(world: World) -> None:
+    """A set that is too small for its entries is found out by the kernel, in the middle."""
+    good = world.bundle(world.state(*world.web(5, *ALL)))
+    world.apply(good)
+    before = world.kernel()
+    bad = world.bundle(world.state(*world.web(5, "near"), *world.web(6, *ALL), *world.web(7, *ALL)))
+    made = "create KUBE-6-IPVS-IPS hash:ip family inet6 hashsize 1024 maxelem "
+    spoil(bad, "ipset.rules", (bad / "ipset.rules").read_text().replace(f"{made}65536", f"{made}1"))
+    refused = world.akp("apply", bad)
+    assert (refused.code, "ipset restore" in refused.json["error"]) == (4, True)
+    assert "the old state is back" in refused.json["error"]
+    assert world.kernel() == before
+    assert world.akp("status").json["generation"] == generation(good)
+
+    world.akp("cleanup")
+    assert world.akp("apply", bad).code == 4
+    assert world.empty()
+
+
+def spoil(bundle: Path, name: str, text: str) -> None:
+    """Changes a file of a bundle, and its manifest with it."""
+    (bundle / name).write_text(text)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["apiVersion"], manifest["digest"]
+    manifest["files"][name] = sha256(text)
+    (bundle / "manifest.json").write_text(manifest_text(manifest))
+
+
+def test_a_delta_for_another_generation_is_not_taken_and_a_run_that_was_killed_is_completed(world: World) -> None:
+    first, second = world.state(*world.web(5, *ALL)), world.state(*world.web(5, "near"), *world.web(6, *ALL))
+    change = world.delta(first, second)
+    assert world.akp("apply", change).json["need"] == "full"
+    world.apply(first)
+    # somebody meddled with the marker: the transaction finds that out
+    world.sh("iptables -t nat -F KUBE-PROXY-GENERATION")
+    assert world.akp("apply", change).json["need"] == "full"
+    world.apply(first, "--verify")
+    # killed while the servers were on their way
+    world.node.run(
+        ["sh", "-c", f"sh {change}/akp-node apply {change} & p=$!; "
+         "until iptables-save -t nat | grep -q "f"{second.generation}; do :; done; kill -9 $p; wait $p || :"],
+        timeout=120,
+    )  # fmt: skip
+    assert world.akp("apply", world.delta(second, first)).json["need"] == "full"
+    world.apply(second)
+    bundle = world.bundle(second)
+    kernel = world.kernel()
+    assert {name: kernel[name] for name in wanted(bundle)} == wanted(bundle)
+
+
+def test_a_rebooted_node_restores_what_it_had(routed: World) -> None:
+    world = routed
+    bundle = world.bundle(world.state(*world.web(5, *ALL)))
+    world.apply(bundle)
+    world.lab.reboot("n3")
+    assert world.akp("status").json["state"] == "flushed"
+    assert world.akp("restore").json["changed"] is True
+    assert world.kernel()["servers"] == wanted(bundle)["servers"]
+    assert world.lab.outside.call("tcp", "10.96.0.5", 80, timeout=5).who in ALL
+
+
+def test_a_scheduler_that_the_kernel_lacks_is_named_before_anything_changes(world: World) -> None:
+    world.sh("f=$(modinfo -n ip_vs_sed); rmmod ip_vs_sed 2>/dev/null || :; mv $f /tmp/ip_vs_sed.ko.away")
+    try:
+        bundle = world.bundle(world.state(*world.web(5, *ALL), ipvs={"scheduler": "sed"}))
+        refused = world.akp("apply", bundle)
+        assert (refused.code, "module ip_vs_sed" in refused.json["error"]) == (3, True)
+        assert world.empty()
+    finally:
+        world.sh("mv /tmp/ip_vs_sed.ko.away $(modinfo -n ip_vs_sed)")
+
+
+def test_endpoints_of_two_services_may_be_the_same(world: World) -> None:
+    """Two Services with one endpoint: its entry in the loop-back set goes with the last of them."""
+    shared = [slice_of(name, endpoint(world.address("near"), node="n3"), ports=[port(8080)]) for name in ("a", "b")]
+    services = [service(name, clusterIP=f"10.96.1.{i}") for i, name in enumerate(("a", "b"))]
+    both, one = world.state(*services, *shared), world.state(services[0], shared[0])
+    world.apply(both)
+    world.apply(world.delta(both, one))
+    assert world.status()["drift"] == 0
+    assert f"add KUBE-LOOP-BACK {world.address('near')},tcp:8080,{world.address('near')}" in world.kernel()["sets"]
