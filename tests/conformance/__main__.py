@@ -62,7 +62,7 @@ def _drawn(args: argparse.Namespace) -> Iterator[draw.Cluster]:
 
 def _recorded(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     for mode in args.mode or MODES:
-        for seed in goldens.SEEDS.get(mode, ()):
+        for seed in goldens.SEEDS[mode]:
             yield draw.cluster(seed, mode, args.kubernetes)
 
 

@@ -123,8 +123,11 @@ def _iptables(text: str, mode: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         elif line == "COMMIT":
             for chain, rules in chains.items():
                 if chain != MARKER:
-                    mixed = chain in (MIXED_IPVS if mode == "ipvs" else MIXED)
-                    yield f"{table} {chain}", tuple(_by_service(rules) if mixed else rules)
+                    if mode == "ipvs" and chain in MIXED_IPVS:
+                        rules = sorted(rules)  # all of them drop, and none says whose it is
+                    elif mode != "ipvs" and chain in MIXED:
+                        rules = _by_service(rules)
+                    yield f"{table} {chain}", tuple(rules)
 
 
 def _by_service(rules: list[str]) -> list[str]:
