@@ -148,6 +148,10 @@ class Runner:
             goldens.record(self.settings.record, self.twin, cluster)
         if self.settings.packets:
             case.probes, discords = self.twin.packets(cluster)
+            if discords:
+                # A busy machine can lose packets for seconds; a kernel of other rules disagrees every time.
+                _count, again = self.twin.packets(cluster)
+                discords = [each for each in again if each.probe in {discord.probe for discord in discords}]
             case.failures += [str(discord) for discord in discords]
         for number, step in enumerate(self._steps(cluster), 1):
             self._last = (self._last[1], step.after)
