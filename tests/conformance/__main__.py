@@ -105,7 +105,8 @@ def _items(document: Any) -> list[draw.Object]:
         ("ServiceCIDR", "kubernetes"),
     }:
         return []
-    return [{**document, "metadata": meta}]
+    lists = {name: document[name] or [] for name in ("endpoints", "ports") if document["kind"] == "EndpointSlice"}
+    return [{**document, **lists, "metadata": meta}]
 
 
 if __name__ == "__main__":
