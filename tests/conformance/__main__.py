@@ -46,6 +46,7 @@ def main() -> int:
     settings = Settings(
         steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),
         shrink_seconds=args.shrink, output=args.output, record=goldens.FOLDER if args.record else None,
+        given=bool(args.cluster),
         changes=_step(clusters[0], args.changes) if args.changes else None,
     )  # fmt: skip
     report = Report(binaries(args.kubernetes).name, args.compat or args.kubernetes)
@@ -105,8 +106,7 @@ def _items(document: Any) -> list[draw.Object]:
         ("ServiceCIDR", "kubernetes"),
     }:
         return []
-    lists = {name: document[name] or [] for name in ("endpoints", "ports") if document["kind"] == "EndpointSlice"}
-    return [{**document, **lists, "metadata": meta}]
+    return [{**document, "metadata": meta}]
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ class Cluster:
     @property
     def large(self) -> bool:
         """Whether kube-proxy may be beyond the 1,000 endpoints from which on it saves comments and deletions."""
-        return sum(len(obj["endpoints"]) * len(obj["ports"]) for obj in self.of("EndpointSlice")) > 990
+        sizes = (len(obj["endpoints"] or ()) * len(obj["ports"] or ()) for obj in self.of("EndpointSlice"))
+        return sum(sizes) > 990
 
     @property
     def pod_cidrs(self) -> list[str]:

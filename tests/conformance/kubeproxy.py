@@ -18,6 +18,7 @@ from .side import Side
 Object = dict[str, Any]
 
 
+SENTINEL_NAMESPACE = "conformance"
 ADDRESSES = {IPV4: "10.96.0.250", IPV6: "fd00:10:96::fa"}
 ENDPOINTS = {IPV4: "10.250.0.1", IPV6: "fd00:10:250::1"}
 
@@ -33,7 +34,7 @@ class Sentinel:
     number: int = 20000
 
     def objects(self) -> list[Object]:
-        meta: Object = {"namespace": "conformance", "name": "sentinel"}
+        meta: Object = {"namespace": SENTINEL_NAMESPACE, "name": "sentinel"}
         port = {"name": "sentinel", "protocol": "TCP", "port": self.number}
         labels = {"kubernetes.io/service-name": "sentinel"}
         service: Object = {

@@ -12,16 +12,16 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.controlplane import ControlPlane, binaries
+from tests.controlplane import OWN, ControlPlane, binaries
 
 from . import kernel, packets
 from .draw import NODES, Cluster
 from .history import Change
-from .kubeproxy import KubeProxy, Sentinel
+from .kubeproxy import SENTINEL_NAMESPACE, KubeProxy, Sentinel
 from .namespaces import Node
 from .ours import Refused, Renderer
 from .plan import IPV4, IPV6, node_address
@@ -85,6 +85,17 @@ class Twin:
         self._proxy = KubeProxy(self.real, self.binary, self.folder, cluster.config, kubeconfig)
         self._proxy.start()
         self._proxy.wait(self.sentinel, cluster.mode)
+
+    def stored(self, cluster: Cluster) -> Cluster:
+        """The cluster as the API server has it, with all defaults: for one that somebody else has written."""
+        found = []
+        for obj in self.plane.objects():
+            meta = {k: v for k, v in obj["metadata"].items() if k in ("name", "namespace", "labels", "annotations")}
+            own = (obj["kind"], meta["name"]) in OWN or meta.get("namespace") == SENTINEL_NAMESPACE
+            lists = {k: obj.get(k) or [] for k in ("endpoints", "ports")} if obj["kind"] == "EndpointSlice" else {}
+            if not own:
+                found.append({**obj, **lists, "metadata": meta})
+        return replace(cluster, objects=tuple(found))
 
     def stop(self) -> None:
         if self._proxy is not None:
