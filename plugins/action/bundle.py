@@ -17,6 +17,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.ba
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import Stopwatch, read_json
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
     Outcome,
+    Schedulers,
     load_config,
     render,
     target,
@@ -34,6 +35,8 @@ class ActionModule(ControlAction):
         "hosts": {"type": "list", "elements": "str"},
         "node_names": {"type": "dict", "default": {}},
         "compat": {"type": "str", "default": "1.37"},
+        "schedulers": {"type": "dict", "default": {}},
+        "scheduler_annotations": {"type": "bool", "default": False},
         "plan": {"type": "path"},
         "plan_digest": {"type": "str"},
     }
@@ -41,6 +44,8 @@ class ActionModule(ControlAction):
         "snapshot": "kube_proxy_snapshot",
         "config": "kube_proxy_config",
         "compat": "kube_proxy_compat",
+        "schedulers": "kube_proxy_schedulers",
+        "scheduler_annotations": "kube_proxy_scheduler_annotations",
         "plan": "kube_proxy_plan",
         "plan_digest": "kube_proxy_plan_digest",
     }
@@ -58,8 +63,9 @@ class ActionModule(ControlAction):
         targets = None
         if options["hosts"] is not None:
             targets = [target(directory, host, names.get(host, "")) for host in options["hosts"]]
+        schedulers = Schedulers(options["schedulers"], options["scheduler_annotations"])
         outcome: Outcome = without_collection(
-            lambda: render(directory, snapshot, load_config(options["config"]), targets, options["compat"])
+            lambda: render(directory, snapshot, load_config(options["config"]), targets, options["compat"], schedulers)
         )
         if plan:
             _compare_with_plan(plan, options["plan_digest"], snapshot, outcome)

@@ -50,6 +50,18 @@ options:
       - If not given, the variable C(kube_proxy_compat) holds.
     type: str
     default: "1.37"
+  schedulers:
+    description:
+      - Schedulers of single Services in ipvs mode, by V(namespace/name); kube-proxy has one for all.
+      - If not given, the variable C(kube_proxy_schedulers) holds.
+    type: dict
+    default: {}
+  scheduler_annotations:
+    description:
+      - In ipvs mode, let a Service choose its scheduler with the annotation C(kube-proxy.agentless.io/scheduler).
+      - If not given, the variable C(kube_proxy_scheduler_annotations) holds.
+    type: bool
+    default: false
   plan:
     description:
       - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest) and what was

@@ -11,7 +11,7 @@ from agentless_kube_proxy.cluster.files import UnreadableFile
 from agentless_kube_proxy.cluster.record import record_of
 from agentless_kube_proxy.controller import render as render_module
 from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
-from agentless_kube_proxy.controller.render import Outcome, Target, load_config, render, target
+from agentless_kube_proxy.controller.render import Outcome, Schedulers, Target, load_config, render, target
 from agentless_kube_proxy.proxy.config import InvalidConfig
 
 from . import build
@@ -127,6 +127,22 @@ def test_objects_that_were_left_out_are_told_of_every_time(work: WorkDirectory) 
 def test_a_wrong_configuration_names_the_field(work: WorkDirectory) -> None:
     with pytest.raises(InvalidConfig, match="clusterCIDR"):
         go(work, hosts("n1"), build.document(clusterCIDR="nonsense"))
+
+
+def test_a_service_may_have_a_scheduler_of_its_own_in_ipvs_mode(work: WorkDirectory) -> None:
+    annotated = build.service("b", clusterIP="10.96.0.2", annotations={"kube-proxy.agentless.io/scheduler": "sh"})
+    write_cluster(work, build.service(), annotated)
+    config = build.document(mode="ipvs")
+    found = {}
+    for name, schedulers in {
+        "none": Schedulers(),
+        "annotated": Schedulers(annotations=True),
+        "named": Schedulers({"shop/web": "lc"}, annotations=True),
+    }.items():
+        render(work, work.snapshot, config, hosts("n1"), "1.37", schedulers)
+        lines = (work.bundles / "n1" / "ipvs.rules").read_text().splitlines()
+        found[name] = [line.split()[4] for line in lines]
+    assert found == {"none": ["rr", "rr"], "annotated": ["sh", "rr"], "named": ["sh", "lc"]}
 
 
 def test_without_a_snapshot_there_is_nothing(work: WorkDirectory) -> None:

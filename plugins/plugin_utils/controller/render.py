@@ -77,18 +77,30 @@ def target(directory: WorkDirectory, host: str, name: str) -> Target:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Schedulers:
+    """What ipvs mode has beyond kube-proxy: schedulers of single Services, by name and by annotation."""
+
+    services: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: bool = False
+
+
+NO_SCHEDULERS = Schedulers()
+
+
 def render(
     directory: WorkDirectory,
     snapshot_file: Path,
     config: Mapping[str, Any],
     targets: Sequence[Target] | None,
     compat: str,
+    schedulers: Schedulers = NO_SCHEDULERS,
 ) -> Outcome:
     """Bring the bundles of all targets that need one up to date; without targets, those of all nodes."""
     digest = peek(snapshot_file)
     if not digest:
         raise UnreadableFile(f"{snapshot_file}: is not a snapshot")
-    index = _Index(directory.index, digest, config, compat)
+    index = _Index(directory.index, digest, config, compat, schedulers)
     outcome = Outcome(problems=index.problems, ignored=index.ignored)
     work: list[Target] = []
     for each in targets or ():
@@ -98,7 +110,8 @@ def render(
         else:
             _conclude(outcome, each, known, index.counts(each))
     if work or targets is None or not index.complete:
-        _render(directory, snapshot_file, config, work if targets is not None else None, compat, index, outcome)
+        wanted = work if targets is not None else None
+        _render(directory, snapshot_file, config, wanted, compat, schedulers, index, outcome)
     outcome.stale.sort()
     index.write()
     return outcome
@@ -110,6 +123,7 @@ def _render(
     config: Mapping[str, Any],
     work: Sequence[Target] | None,
     compat: str,
+    schedulers: Schedulers,
     index: _Index,
     outcome: Outcome,
 ) -> None:
@@ -117,11 +131,11 @@ def _render(
     from .. import backends
     from ..bundle.write import write_bundle
     from ..cluster.record import read_record, snapshot_of
-    from ..proxy.config import parse_config
+    from ..proxy.config import parse_config, with_schedulers
     from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
     from ..proxy.view import ClusterView
 
-    parsed = parse_config(config)
+    parsed = with_schedulers(parse_config(config), schedulers.services, annotations=schedulers.annotations)
     snapshot = snapshot_of(read_record(snapshot_file))
     outcome.problems = index.problems = tuple(str(problem) for problem in snapshot.problems)
     outcome.ignored = index.ignored = dict(snapshot.ignored)
@@ -190,9 +204,12 @@ def engine_digest() -> str:
 class _Index:
     """Which inputs gave which generation."""
 
-    def __init__(self, file: Path, snapshot: str, config: Mapping[str, Any], compat: str) -> None:
+    def __init__(
+        self, file: Path, snapshot: str, config: Mapping[str, Any], compat: str, schedulers: Schedulers
+    ) -> None:
         self._file = file
-        shared = json.dumps([engine_digest(), snapshot, config, compat], sort_keys=True)
+        inputs = [engine_digest(), snapshot, config, compat, dataclasses.asdict(schedulers)]
+        shared = json.dumps(inputs, sort_keys=True)
         self._shared = hashlib.sha256(shared.encode()).hexdigest()
         content = read_json(file) or {}
         # Entries of another cluster state are of no use any more.
