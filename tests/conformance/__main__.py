@@ -75,6 +75,8 @@ def _given(args: argparse.Namespace) -> Iterator[draw.Cluster]:
     )
     objects = [obj for file in files for document in yaml.safe_load_all(file.read_text()) for obj in _items(document)]
     config = yaml.safe_load(args.config.read_text())
+    # The size of the conntrack table belongs to the whole machine, so neither side may touch it.
+    config["conntrack"] = {**(config.get("conntrack") or {}), "maxPerCore": 0}
     node = args.node or config["hostnameOverride"].strip().lower()
     yield draw.Cluster(0, config.get("mode") or "iptables", node, config, tuple(objects), args.kubernetes)
 
@@ -106,7 +108,8 @@ def _items(document: Any) -> list[draw.Object]:
         ("ServiceCIDR", "kubernetes"),
     }:
         return []
-    return [{**document, "metadata": meta}]
+    lists = ("endpoints", "ports") if document["kind"] == "EndpointSlice" else ()
+    return [{**document, **{name: document.get(name) or [] for name in lists}, "metadata": meta}]
 
 
 if __name__ == "__main__":
