@@ -83,7 +83,7 @@ ADDED = report.as_data(report.service_changes([], [line("shop/web", "10.0.0.1:80
 
 def test_a_run_is_summed_up() -> None:
     notes = [
-        note("snapshot", "localhost", problems=["Service/shop/bad: no"]),
+        note("snapshot", "localhost", problems=["cluster/bad.yaml: Service/shop/bad: no"]),
         note("ask", "n1"),
         {**note("ask", "n2"), "began": 101.0, "ended": 104.0},
         note("ask", "n3"),
@@ -101,7 +101,7 @@ def test_a_run_is_summed_up() -> None:
         "Services: 1 added, 0 changed, 0 removed; endpoints: 2 added, 0 removed",
         "  n2 was not as it was left, 1 difference",
         "left out of the cluster: 1",
-        "  Service/shop/bad: no",
+        "  cluster/bad.yaml: Service/shop/bad: no",
         "seconds: snapshot 1.50, ask 4.00, render 1.50, push 1.50",
     ]
 
@@ -110,7 +110,7 @@ def test_a_run_that_stopped_says_why() -> None:
     notes = [note("ask", "n1"), {"phase": "stopped", "host": "localhost", "failed": "401"}]
     lines = report.summarise(notes, ["n1"], check=False).lines()
     assert lines[:3] == [
-        "1 nodes: 0 changed, 0 unchanged, 1 failed",
+        "1 node: 0 changed, 0 unchanged, 1 failed",
         "  n1 failed: the run ended before its turn",
         "stopped: 401",
     ]
@@ -118,7 +118,7 @@ def test_a_run_that_stopped_says_why() -> None:
 
 def test_check_mode_says_would() -> None:
     lines = report.summarise([push("n1", changed=True, changes=ADDED)], ["n1"], check=True).lines()
-    assert lines[0] == "1 nodes: 1 would change, 0 unchanged, 0 failed"
+    assert lines[0] == "1 node: 1 would change, 0 unchanged, 0 failed"
 
 
 def test_hosts_of_another_limit_are_not_counted() -> None:

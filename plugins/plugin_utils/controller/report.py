@@ -92,9 +92,8 @@ class Summary:
         """For people."""
         would = "would change" if self.check else "changed"
         total = len(self.changed) + len(self.unchanged) + len(self.failed)
-        lines = [
-            f"{total} nodes: {len(self.changed)} {would}, {len(self.unchanged)} unchanged, {len(self.failed)} failed"
-        ]
+        nodes = "1 node" if total == 1 else f"{total} nodes"
+        lines = [f"{nodes}: {len(self.changed)} {would}, {len(self.unchanged)} unchanged, {len(self.failed)} failed"]
         lines += [f"  {host} failed: {reason}" for host, reason in sorted(self.failed.items())]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
@@ -161,7 +160,8 @@ def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check
         },
         services=counted["services"],
         endpoints=counted["endpoints"],
-        left_out=tuple(left_out),
+        # What came from a file is told of twice, once with the name of the file.
+        left_out=tuple(each for each in left_out if not any(other.endswith(f": {each}") for other in left_out)),
         seconds={phase: round(spans[phase][1] - spans[phase][0], 2) for phase in order if phase in spans},
         check=check,
     )
