@@ -95,9 +95,9 @@ class ActionModule(ControlAction):
         """Ask, and keep the answer for those who render."""
         known = self._work.answer(self._host) or {}
         arguments, quick = ["ask"], ""
-        if known.get("facts") and known.get("bootId"):
-            arguments += ["--boot", known["bootId"]]
-            quick = "" if self._options["verify"] else known["bootId"]
+        if known.get("facts") and known.get("key"):
+            arguments += ["--known", known["key"]]
+            quick = "" if self._options["verify"] else known["key"]
         if self._options["verify"]:
             arguments.append("--verify")
         answer = self._ask(arguments, quick)
@@ -112,7 +112,7 @@ class ActionModule(ControlAction):
             {
                 "host": self._host,
                 "node": self._name,
-                "bootId": result.get("bootId") or known["bootId"],
+                "key": result.get("key") or known["key"],
                 "facts": facts,
                 "status": status,
                 "oldProgram": self._carried,
@@ -231,9 +231,9 @@ class ActionModule(ControlAction):
 
     _carried = False
 
-    def _ask(self, arguments: Sequence[str], known_boot: str = "") -> Answer:
+    def _ask(self, arguments: Sequence[str], known_key: str = "") -> Answer:
         """Ask the program that the node has; if it has none of ours, the program travels with the question."""
-        answer = self._answer(self._way.ask(arguments, known_boot))
+        answer = self._answer(self._way.ask(arguments, known_key))
         if answer.needs_program:
             self._carried = True
             answer = self._answer(self._way.carry(arguments))

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_a_node_without_the_program_says_so(shell: Any, way: Way) -> None:
 
 def test_the_question_is_small(way: Way) -> None:
     boot = "f01910a0-effa-45e0-8798-c4449ea6c931"
-    command = way.ask(["ask", "--boot", boot], boot)
+    command = way.ask(["ask", "--known", boot], boot)
     assert len(command.text) + len(command.stdin) < 900
 
 
@@ -116,11 +117,13 @@ def test_a_node_that_applied_a_bundle_has_the_program(shell: Any, way: Way, bund
 def test_a_quick_question_is_answered_for_as_long_as_nothing_changes(way: Way, bundle: Path, tmp_path: Path) -> None:
     """In one namespace, as a node is one: the answer left there is good until a rule or a setting is not what it was."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    tools = ["iptables", "ip6tables", "nft", "ipset", "ipvsadm", "conntrack", "nfacct", "unshare"]
+    key = ".".join([boot, *(tool for tool in tools if shutil.which(tool))])
     steps = {
         "apply": way.carry(["apply"], bundle).text,
-        "same": way.ask(["ask", "--boot", boot], boot).text,
-        "other boot": way.ask(["ask"], "another").text,
-        "rule": f"iptables -t nat -D KUBE-SERVICES 1; {way.ask(['ask', '--boot', boot], boot).text}",
+        "same": way.ask(["ask", "--known", key], key).text,
+        "other tools": way.ask(["ask", "--known", boot], boot).text,
+        "rule": f"iptables -t nat -D KUBE-SERVICES 1; {way.ask(['ask', '--known', key], key).text}",
     }
     script = "".join(f"sh -c {shlex.quote(text)} >'{tmp_path}/{name}' 2>&1\n" for name, text in steps.items())
     stdin = way.carry(["apply"], bundle).stdin
@@ -129,9 +132,9 @@ def test_a_quick_question_is_answered_for_as_long_as_nothing_changes(way: Way, b
     assert answers["apply"].result["changed"] is True
     same = answers["same"]
     assert same.result["status"]["quick"] is True
-    assert "bootId" not in same.result, "all of the program was started for it"
+    assert "key" not in same.result, "all of the program was started for it"
     assert [each["interface"] for each in same.addresses] == []
-    assert answers["other boot"].result["facts"]["capabilities"]
+    assert answers["other tools"].result["facts"]["capabilities"]
     assert answers["rule"].result["status"]["drift"] == 1
 
 

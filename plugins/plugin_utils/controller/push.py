@@ -27,7 +27,7 @@ STATE_DIR = "/var/lib/akp"
 
 # What the node left for this question at the last apply, if it is still true; then the program itself.
 _QUICK = """\
-set -- {boot} {digest}
+set -- {key} {digest}
 [ ! -r "$AKP_STATE/ask" ] || . "$AKP_STATE/ask"
 """
 
@@ -94,16 +94,16 @@ class Way:
     state_dir: str = STATE_DIR
     only_installed: bool = False  # a copy beside the last bundle does not count
 
-    def ask(self, arguments: Sequence[str], known_boot: str = "") -> Command:
-        """A question to the program that the node has; a quick one if the boot that is known may still be on."""
+    def ask(self, arguments: Sequence[str], known_key: str = "") -> Command:
+        """A question to the program that the node has; a quick one if its key is known from last time."""
         if self.restricted:
             return Command(f"{self.restricted} {shlex.join(arguments)}")
         candidates = shlex.quote(self.installed)
         if not self.only_installed:
             candidates += ' "$AKP_STATE/bundles/$d/akp-node"'
         script = _FIND.format(candidates=candidates, digest=program_digest(), arguments=shlex.join(arguments))
-        if known_boot and not self.only_installed:
-            script = _QUICK.format(boot=shlex.quote(known_boot), digest=program_digest()) + script
+        if known_key and not self.only_installed:
+            script = _QUICK.format(key=shlex.quote(known_key), digest=program_digest()) + script
         return self._shell(script)
 
     def carry(self, arguments: Sequence[str], bundle: Path | None = None, *, install: bool = False) -> Command:
