@@ -223,6 +223,35 @@ def test_an_exec_plugin_gives_the_token(server: Server) -> None:
     assert server.headers[-1]["Authorization"] == "Bearer from-plugin"
 
 
+def test_a_proxy_is_used_and_can_be_passed_by(server: Server) -> None:
+    with connect(Access(host="http://cluster.invalid", api_key="secret", proxy=server.url)) as api:
+        assert len(api.list(NODES).items) == 2
+    passed_by = Access(host=server.url, api_key="secret", proxy="http://127.0.0.1:1", no_proxy="127.0.0.1")
+    with connect(passed_by) as api:
+        assert len(api.list(NODES).items) == 2
+
+
+def test_in_a_pod_its_service_account_is_used(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes.config import incluster_config
+
+    (tmp_path / "token").write_text("of-the-pod")
+    (tmp_path / "ca.crt").write_text("of-the-cluster")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    api = connect(Access())
+    assert api.url == "https://10.96.0.1:443"
+    assert "of-the-pod" in str(api._transport._all_headers())
+
+
+def test_without_any_credentials_it_says_what_it_looked_for(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    with pytest.raises(InvalidAccess, match="no API server is named"):
+        connect(Access())
+
+
 def test_no_key_of_the_kubeconfig_stays_in_a_file(
     server: Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
