@@ -9,10 +9,7 @@ import pytest
 
 from tests.conftest import unused_prefix
 from tests.lab import Lab
-
-from .play import ROOT
-
-PROGRAM = ROOT / "plugins" / "plugin_utils" / "bundle" / "akp-node"
+from tests.lab.program import PROGRAM
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.lab import Lab, Node
+from tests.lab.program import PROGRAM
 
-from .conftest import PROGRAM
 from .play import ROOT, playbook
 
 ACCESS = ROOT / "examples" / "access"

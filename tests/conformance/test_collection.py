@@ -18,6 +18,7 @@ from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
 from tests.lab import Lab
 from tests.lab.manifests import objects
+from tests.lab.program import PROGRAM
 
 ADDRESS = "192.168.79.1"
 RBAC = ROOT / "examples" / "access" / "rbac.yaml"
@@ -67,7 +68,7 @@ def shared_lab() -> Iterator[Lab]:
 @pytest.fixture
 def inventory(shared_lab: Lab, tmp_path: Path) -> Path:
     for node in shared_lab.nodes:
-        node.run(["sh", str(ROOT / "plugins" / "plugin_utils" / "bundle" / "akp-node"), "cleanup"])
+        node.run(["sh", str(PROGRAM), "cleanup"])
     return shared_lab.inventory(tmp_path / "hosts.yml")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.controlplane import OWN, ControlPlane, binaries
+from tests.lab.program import PROGRAM
 
 from . import kernel, packets
 from .draw import NODES, Cluster
@@ -30,7 +31,6 @@ from .side import Network, Side
 Object = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
-AKP_NODE = ROOT / "plugins/plugin_utils/bundle/akp-node"
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Twin:
         self._applied += 1
         config, facts = self.folder / "config.json", self.folder / "facts.json"
         config.write_text(json.dumps(cluster.config, indent=1))
-        facts.write_text(self._run(self.ours.command(["sh", str(AKP_NODE), "facts"])).splitlines()[-1])
+        facts.write_text(self._run(self.ours.command(["sh", str(PROGRAM), "facts"])).splitlines()[-1])
         bundle = self.folder / "bundle"
         self._renderer.render(
             kind=kind,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
-
-PROGRAM = Path(__file__).parents[2] / "plugins/plugin_utils/bundle/akp-node"
+from agentless_kube_proxy.bundle.program import node_program
 
 JUMPS = {
     "filter": (
@@ -155,7 +154,7 @@ def write(directory: Path, files: Mapping[str, str], **fields: str) -> Path:
     directory.mkdir(parents=True)
     generation = fields.pop("generation", sha256("\0".join(f"{k}\0{v}" for k, v in sorted(files.items()))))
     contents = {name: re.sub(r"\bGENERATION$", generation, text, flags=re.M) for name, text in files.items()}
-    contents["akp-node"] = PROGRAM.read_text()
+    contents["akp-node"] = node_program()
     for name, text in contents.items():
         (directory / name).write_text(text)
     manifest = {

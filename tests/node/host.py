@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.node.bundles import PROGRAM
+from tests.lab.program import PROGRAM
 
 _serial = itertools.count(1)
 _APPLETS = (

@@ -13,7 +13,7 @@ from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.lab import Lab
 from tests.lab.node import Node
-from tests.node.bundles import PROGRAM
+from tests.lab.program import PROGRAM
 from tests.node.host import Result
 from tests.unit.build import Object, endpoint, node, port, render, service, slice_of
 

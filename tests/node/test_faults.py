@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.program import PROGRAM
 from tests.node import bundles
 from tests.node.host import Host
 from tests.node.test_apply import INVALID, everything
@@ -130,7 +131,7 @@ def test_a_held_lock_ends_with_5(nft_host: Host, tmp_path: Path) -> None:
 def test_two_runs_at_once_take_turns(nft_host: Host, tmp_path: Path) -> None:
     first, second = bundles.simple(tmp_path / "a"), bundles.simple(tmp_path / "b", bundles.shop("10.244.7.7:1"))
     command = 'for b in "$A" "$B" "$A" "$B"; do dash "$program" apply "$b" & done; wait'
-    answers = nft_host.sh(command, A=str(first), B=str(second), program=str(bundles.PROGRAM)).splitlines()
+    answers = nft_host.sh(command, A=str(first), B=str(second), program=str(PROGRAM)).splitlines()
     assert len(answers) == 4
     assert all('"ok": true' in answer for answer in answers)
     assert nft_host.akp("status", "--verify").json["drift"] == 0

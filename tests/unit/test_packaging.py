@@ -8,6 +8,7 @@ from pathlib import Path
 
 import agentless_kube_proxy
 import yaml
+from agentless_kube_proxy.bundle.program import node_program
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "plugins" / "plugin_utils"
@@ -19,7 +20,7 @@ def test_the_collection_has_the_version_of_the_package() -> None:
 
 
 def test_the_node_program_has_the_version_of_the_package() -> None:
-    lines = (ENGINE / "bundle" / "akp-node").read_text().splitlines()
+    lines = node_program().splitlines()
     assert f"VERSION={agentless_kube_proxy.__version__}" in lines
 
 

@@ -1,0 +1,127 @@
+# shellcheck shell=sh
+# ---------------------------------------------------------------- Reporting
+verb=
+work=
+warnings=
+started=0
+answered=    # the JSON line is out
+
+usage() {
+    cat <<'END'
+akp-node - make this host's kernel equal to a bundle
+
+  akp-node apply [--verify] [--node NAME] DIR    apply the bundle or delta in DIR, or on stdin if DIR is -
+  akp-node check [--verify] [--node NAME] DIR    say what apply would do; change nothing
+  akp-node status [--verify]                     compare the kernel with what was applied
+  akp-node facts                                 what this host is and can do
+  akp-node rollback [--verify] [GENERATION]      go back to the bundle before, or to a kept one
+  akp-node restore [--verify]                    apply the recorded bundle again, e.g. at boot
+  akp-node cleanup                               remove everything apply made
+  akp-node drain                                 ipvs: delete what was told to leave and has become idle
+  akp-node ask [--verify] [--known KEY]          status and facts in one, with as little work as will do
+
+Options
+  --verify     apply, rollback, restore: compare every rule even if the generation is current;
+               check, status: name every chain and rule that differs
+  --node NAME  refuse a bundle made for another node (or set AKP_NODE)
+  --services   apply, check, rollback, cleanup: before the result, print each service port that
+               changes as a line of JSON, after a - as it was and after a + as it will be
+  --max-removed PERCENT
+               apply, check, rollback: refuse if more of the service ports would go away
+  --dry-run    rollback, cleanup: say what would be done; change nothing
+  --known KEY  ask: leave out the facts if this is still the key that they came with
+  --help, --version
+
+Environment
+  AKP_STATE      state directory, default /var/lib/akp
+  AKP_LOCK_WAIT  seconds to wait for another run, default 30
+  AKP_KEEP       bundles kept for rollback, default 3
+  AKP_IPTABLES   nft or legacy, where the host does not tell by itself
+  AKP_ACCEPT_PORTS  ports a bundle may accept for health checks, default 1024-65535
+
+The last line on stdout is one JSON object; everything else goes to stderr.
+Exit: 0 ok, 2 bad bundle or usage, 3 missing tool or kernel feature,
+4 the kernel refused and the old state is back, 5 locked.
+END
+}
+
+# Say something on stderr.
+say() { printf 'akp-node: %s\n' "$*" >&2; }
+
+# awk: quote(text) is text as a JSON string. Characters no message needs become blanks.
+AWK_QUOTE='
+function quote(text,   i, c, out) {
+    for (i = 1; i <= length(text); i++) {
+        c = substr(text, i, 1)
+        if (c == "\"" || c == "\\") c = "\\" c
+        else if (c < " " || c > "~") c = " "
+        out = out c
+    }
+    return "\"" out "\""
+}
+'
+
+# Print one JSON string.
+json_string() {
+    case $1 in
+        *[!A-Za-z0-9\ ._:/,=+-]*) printf '%s\n' "$1" | tr '\n\t' '  ' | awk "$AWK_QUOTE"'{ sub(/ $/, ""); printf "%s", quote($0) }' ;;
+        *) printf '"%s"' "$1" ;;
+    esac
+}
+
+# Print a JSON string, or null for nothing.
+json_or_null() { if [ -n "$1" ]; then json_string "$1"; else printf null; fi; }
+
+# Note a warning; it appears on stderr and in the result.
+warn() {
+    say "warning: $*"
+    warnings="$warnings${warnings:+, }$(json_string "$*")"
+}
+
+# End with an exit code and its JSON. Never call it inside $( ).
+die() {
+    code=$1
+    shift
+    say "$*"
+    answered=1
+    printf '{"verb": %s, "ok": false, "code": %s, "error": %s, "warnings": [%s]}\n' \
+        "$(json_string "$verb")" "$code" "$(json_string "$*")" "$warnings"
+    exit "$code"
+}
+
+# Hundredths of a second since boot, in $now: monotonic, and there without GNU date.
+now() {
+    read -r now _ </proc/uptime
+    now=${now%.*}${now#*.}
+    while :; do case $now in 0?*) now=${now#0} ;; *) break ;; esac; done
+}
+elapsed() {
+    now
+    printf '%d.%02d' $(((now - started) / 100)) $(((now - started) % 100))
+}
+
+# A private work directory that goes away with the process. Whatever ends the process, it answers first.
+make_work() {
+    work=$(mktemp -d "${TMPDIR:-/tmp}/akp-node.XXXXXX") || die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
+    trap 'leave "$?"' EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+}
+
+# The end of every run. One that stops in the middle says so: what it had begun, the next apply completes.
+leave() {
+    trap '' HUP INT TERM
+    rm -rf "$work"
+    [ -z "$answered" ] || exit "$1"
+    case $1 in
+        129 | 130 | 143) die "$1" "ended by a signal" ;;
+        *) die 3 "ended in the middle, see the messages above (is a disk full?)" ;;
+    esac
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# Refuse (3) when a tool is missing, naming the package that brings it.
+need() { has "$1" || die 3 "missing tool: $1 (package $2)"; }
+

@@ -1,0 +1,268 @@
+# shellcheck shell=sh
+# ---------------------------------------------------------------- State directory
+#   lock      held by the verbs that write
+#   applied   key=value: what the last apply put into the kernel
+#   seen      digest of that bundle and checksum of the kernel's text, for ask
+#   ask       an answer to ask, good for as long as nothing changes
+#   history   "digest generation" of the kept bundles, in the order they were first applied
+#   bundles/  DIGEST/, the kept bundles
+#   deltas/   1/, 2/, ...: the deltas applied since the recorded bundle
+#   before/   what cleanup has to put back
+#   unsettled, stale   nftables: a run was cut short; chains that the kernel would not let go of yet
+
+# Take the lock, or end with 5. It is released when the process ends, however it ends.
+lock() {
+    need flock util-linux
+    waited=0
+    while :; do
+        [ -d "$STATE" ] || mkdir -p "$STATE" 2>/dev/null || die 3 "cannot make the state directory $STATE"
+        [ -w "$STATE" ] || die 3 "cannot write in the state directory $STATE"
+        exec 9>>"$STATE/lock"
+        # A cleanup that ended just now has removed the file: then the lock is on nothing.
+        if flock -n 9 && [ -e "$STATE/lock" ]; then return 0; fi
+        [ "$waited" -lt "$LOCK_WAIT" ] || die 5 "locked: another run holds $STATE/lock, gave up after $LOCK_WAIT s"
+        waited=$((waited + 1))
+        sleep 1
+    done
+}
+
+# A value of the record of the last apply; empty when there is none.
+recorded() {
+    [ -f "$STATE/applied" ] || return 0
+    while IFS='=' read -r key value; do
+        if [ "$key" = "$1" ]; then
+            printf '%s\n' "$value"
+            return 0
+        fi
+    done <"$STATE/applied"
+}
+
+settled=
+# The directory of the recorded bundle; empty when there is none. Where there are deltas, settle comes first.
+recorded_bundle() {
+    if [ -n "$settled" ]; then
+        printf '%s' "$settled"
+        return 0
+    fi
+    d=$(recorded digest)
+    if [ -n "$d" ] && [ -d "$STATE/bundles/$d" ]; then printf '%s' "$STATE/bundles/$d"; fi
+}
+
+kept_now=
+# Keep a copy of the bundle. Done before the kernel is touched, so that a full disk is found in time.
+keep_bundle() {
+    [ ! -d "$STATE/bundles/$digest" ] || return 0
+    [ ! -e "$STATE/bundles/.new" ] || rm -rf "$STATE/bundles/.new"
+    kept_now=$STATE/bundles/$digest
+    { { [ -d "$STATE/bundles" ] || mkdir -p "$STATE/bundles"; } && cp -R "$bundle" "$STATE/bundles/.new" && mv "$STATE/bundles/.new" "$kept_now"; } || {
+        rm -rf "$STATE/bundles/.new"
+        undo_all
+        die 3 "the bundle cannot be kept in $STATE (is the disk full?)"
+    }
+}
+
+# Note the kept bundle as applied, and forget the oldest. Renames only: a crash leaves the old or the new record.
+record() {
+    write_applied "$digest" 0
+    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/deltas" ]; then rm -rf "$STATE/unsettled" "$STATE/deltas"; fi
+    if [ "$verb" = apply ] || ! grep -q "^$digest " "$STATE/history" 2>/dev/null; then add_history "$digest" "$generation"; fi
+    prune_bundles "$digest"
+}
+
+# What is applied: generation, made of bundle $1 and $2 deltas.
+write_applied() {
+    {
+        printf 'generation=%s\ndigest=%s\ndeltas=%s\nmode=%s\nnode=%s\n' "$generation" "$1" "$2" "$mode" "$node"
+        printf 'flavour=%s\ntime=%s\nunset_sysctls=%s\n' "$flavour" "$(date +%s)" "$unset_sysctls"
+    } >"$STATE/applied.new"
+    mv "$STATE/applied.new" "$STATE/applied"
+}
+
+# Make bundle $1 of generation $2 the newest of the kept ones.
+add_history() {
+    {
+        [ ! -e "$STATE/history" ] || while read -r d g; do
+            [ "$d" = "$1" ] || [ "$g" = "$2" ] || printf '%s %s\n' "$d" "$g"
+        done <"$STATE/history"
+        printf '%s %s\n' "$1" "$2"
+    } >"$STATE/history.new"
+    mv "$STATE/history.new" "$STATE/history"
+}
+
+# Forget the oldest bundles; $1 is in use.
+prune_bundles() {
+    known=0
+    while read -r d g; do known=$((known + 1)); done <"$STATE/history"
+    keep=" $1 "
+    skip=$((known - KEEP))
+    while read -r d g; do
+        if [ "$skip" -gt 0 ] && [ "$d" != "$1" ]; then skip=$((skip - 1)); continue; fi
+        skip=$((skip - 1))
+        keep="$keep$d "
+        printf '%s %s\n' "$d" "$g"
+    done <"$STATE/history" >"$work/history"
+    set --
+    for d in "$STATE/bundles"/*; do
+        case $keep in *" ${d##*/} "*) ;; *) set -- "$@" "$d" ;; esac
+    done
+    [ $# -eq 0 ] || rm -rf "$@"
+    [ "$known" -le "$KEEP" ] || { cp "$work/history" "$STATE/history.new" && mv "$STATE/history.new" "$STATE/history"; }
+}
+
+made_before=
+# Remember, once for each mode, what cleanup has to put back. Written aside and renamed: whole or not there,
+# and a mode counts as remembered when the file of its name is there.
+remember() {
+    [ ! -e "$STATE/before/$mode" ] || return 0
+    [ ! -e "$STATE/before.new" ] || rm -rf "$STATE/before.new"
+    mkdir -p "$STATE/before.new"
+    "${mode}_remember" "$STATE/before.new"
+    if [ -d "$STATE/before" ]; then
+        for file in "$STATE/before.new"/*; do [ ! -e "$file" ] || mv "$file" "$STATE/before/"; done
+        : >"$STATE/before/$mode"
+        return 0
+    fi
+    : >"$STATE/before.new/$mode"
+    : >"$STATE/before.new/sysctls"
+    : >"$STATE/before.new/counters"
+    known=$(! has nfacct || nfacct list 2>/dev/null) || :
+    for name in $COUNTERS; do
+        case $known in *" = $name;"*) printf '%s\n' "$name" >>"$STATE/before.new/counters" ;; esac
+    done
+    mv "$STATE/before.new" "$STATE/before"
+    made_before=1
+}
+
+# ---------------------------------------------------------------- Sysctls, counters
+unset_sysctls=     # names that could not be set in this namespace
+changed_sysctls=0
+made_counters=
+
+sysctl_path() {
+    rest=$1 path=/proc/sys
+    while :; do
+        path=$path/${rest%%.*}
+        case $rest in *.*) rest=${rest#*.} ;; *) break ;; esac
+    done
+    printf '%s' "$path"
+}
+
+# "name value" lines of the bundle.
+sysctl_lines() { [ ! -e "$bundle/sysctls.conf" ] || awk '/^[^#]/ { print $1, $3 }' "$bundle/sysctls.conf"; }
+
+# Is this the host's own network namespace? Where that cannot be told, no.
+initial_namespace() {
+    mine=$(readlink /proc/self/ns/net 2>/dev/null) && [ "$mine" = "$(readlink /proc/1/ns/net 2>/dev/null)" ]
+}
+
+# Print "name wanted actual" for each sysctl of the bundle that does not have its value,
+# except the names in $1.
+sysctls_differ() {
+    [ -s "$bundle/sysctls.conf" ] || return 0
+    awk -v except=" $1 " '
+        /^#/ || NF < 3 || index(except, " " $1 " ") { next }
+        {
+            path = $1
+            gsub(/\./, "/", path)
+            path = "/proc/sys/" path
+            if ((getline actual < path) < 1) actual = "absent"
+            close(path)
+            if (actual != $3) print $1, $3, actual
+        }' "$bundle/sysctls.conf"
+}
+
+# Set what differs, noting each old value first: in before/ for cleanup, in the work directory for undo.
+# What belongs to the initial namespace cannot be written from another: a warning.
+sysctls_apply() {
+    : >"$work/sysctls.undo"
+    [ -e /proc/sys/net/netfilter/nf_conntrack_max ] || ! has modprobe || modprobe -q nf_conntrack 2>/dev/null || :
+    sysctls_differ '' >"$work/sysctls"
+    if [ -s "$work/sysctls" ]; then
+        noted=' '
+        while read -r name value; do noted="$noted$name "; done <"$STATE/before/sysctls"
+        while read -r name value actual; do
+            [ "$actual" != absent ] || continue
+            case $noted in *" $name "*) ;; *) printf '%s %s\n' "$name" "$actual" >>"$STATE/before/sysctls" ;; esac
+            printf '%s %s\n' "$name" "$actual" >>"$work/sysctls.undo"
+            (printf '%s\n' "$value" >"$(sysctl_path "$name")") 2>/dev/null || :
+            changed_sysctls=$((changed_sysctls + 1))
+        done <"$work/sysctls"
+        sysctls_differ '' >"$work/sysctls"
+    fi
+    while read -r name value actual; do
+        if initial_namespace; then
+            undo_all
+            [ "$actual" != absent ] || die 3 "missing kernel feature: sysctl $name"
+            die 4 "the kernel refused sysctl $name = $value, the old state is back"
+        fi
+        warn "sysctl $name is $actual, not $value: it can only be set in the initial network namespace"
+        unset_sysctls="$unset_sysctls${unset_sysctls:+ }$name"
+        [ "$actual" = absent ] || changed_sysctls=$((changed_sysctls - 1))
+    done <"$work/sysctls"
+    hashsize_apply
+}
+
+# Write a kernel parameter; true when it then reads back.
+write_value() { (printf '%s\n' "$2" >"$1") 2>/dev/null && [ "$(cat "$1")" = "$2" ]; }
+
+# The conntrack hash table follows nf_conntrack_max: at least a quarter of it. One per host.
+HASHSIZE=/sys/module/nf_conntrack/parameters/hashsize
+hashsize_apply() {
+    [ -s "$bundle/sysctls.conf" ] && [ -e "$HASHSIZE" ] || return 0
+    max=
+    while read -r name _ value; do [ "$name" != net.netfilter.nf_conntrack_max ] || max=$value; done <"$bundle/sysctls.conf"
+    [ -n "$max" ] && initial_namespace || return 0
+    old=$(cat "$HASHSIZE")
+    [ "$old" -lt $((max / 4)) ] || return 0
+    [ -e "$STATE/before/hashsize" ] || printf '%s\n' "$old" >"$STATE/before/hashsize"
+    (printf '%s\n' $((max / 4)) >"$HASHSIZE") 2>/dev/null || warn "conntrack hash size stays $old, wanted $((max / 4))"
+}
+
+# Put back the values in a file of "name value" lines.
+sysctls_undo() {
+    [ -f "$1" ] || return 0
+    while read -r name value; do
+        path=$(sysctl_path "$name")
+        [ "$(cat "$path" 2>/dev/null)" = "$value" ] || write_value "$path" "$value" || warn "sysctl $name could not be set back to $value"
+    done <"$1"
+}
+
+# Counters the bundle asks for.
+counter_lines() { [ ! -e "$bundle/nfacct.rules" ] || sed -n '/^[^#]/p' "$bundle/nfacct.rules"; }
+
+counter_exists() { nfacct get "$1" >/dev/null 2>&1; }
+
+# Delete a counter. The kernel lets go of removed rules a moment after the transaction, so try for a while.
+counter_delete() {
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        if nfacct delete "$1" >/dev/null 2>&1; then return 0; fi
+        counter_exists "$1" || return 0
+        [ "$try" = 10 ] || sleep 0.2 2>/dev/null || sleep 1
+    done
+    return 1
+}
+
+# Counters of the bundle that do not exist yet.
+counters_missing() {
+    for name in $(counter_lines); do counter_exists "$name" || printf '%s\n' "$name"; done
+}
+
+# Make them, before the rules that name them.
+counters_apply() {
+    for name in $(counters_missing); do
+        nfacct add "$name" >/dev/null 2>&1 || {
+            undo_all
+            die 3 "missing kernel feature: nfacct counters (module nfnetlink_acct), cannot make $name"
+        }
+        made_counters="$made_counters $name"
+    done
+}
+
+# Take back what this run changed beside the rules; the first failing run leaves no record either.
+undo_all() {
+    sysctls_undo "$work/sysctls.undo"
+    for name in $made_counters; do counter_delete "$name" || :; done
+    [ -z "$kept_now" ] || rm -rf "$kept_now"
+    [ -z "$made_before" ] || rm -rf "$STATE/before"
+}
+

@@ -1,0 +1,167 @@
+# shellcheck shell=sh
+# ---------------------------------------------------------------- Modes
+# A mode is a set of functions, and the verbs know no other:
+#   MODE_guard      every line of its files is allowed, else 2
+#   MODE_current    a cheap look says that the kernel has the bundle
+#   MODE_read       read the kernel, changing nothing
+#   MODE_preflight  tools and kernel features are there, else 3
+#   MODE_compare    plan the change
+#   MODE_pending    the plan has something to do
+#   MODE_commit     carry it out; on failure all is as before and $work/refused says why
+#   MODE_counts     the plan as JSON: chains by family
+#   MODE_details    the plan as JSON: a list of differences
+#   MODE_markers    the generations in the kernel, "family table generation" lines, and MODE_expected
+#   MODE_remove     everything of the mode is gone; like commit
+
+iptables_guard() {
+    guard_iptables 4 iptables.rules
+    guard_iptables 6 ip6tables.rules
+}
+
+iptables_preflight() {
+    [ -z "$flavour_trouble" ] || die 3 "$flavour_trouble"
+    need iptables iptables
+    flavour_present "$flavour" || die 3 "missing tool: iptables-$flavour (package iptables)"
+    for fam in $FAMILIES; do
+        [ -n "$(rules_file "$fam")" ] || continue
+        need "$(ipt "$fam" save)" iptables
+        need "$(ipt "$fam" restore)" iptables
+        family_works "$fam" || die 3 "missing kernel feature: the ipv$fam nat table for $(ipt "$fam")"
+    done
+    if conntrack_pending; then need conntrack conntrack; fi
+    if [ -n "$(counter_lines)" ]; then need nfacct nfacct; fi
+}
+
+# Does every table carry the bundle's marker and jumps?
+iptables_current() {
+    has "$(ipt 4)" || return 1
+    for fam in $FAMILIES; do
+        file=$(rules_file "$fam")
+        [ -n "$file" ] || continue
+        iptables_glance "$fam" >"$work/glance"
+        grep -e '^\*' -e '^-I ' -e '^-A KUBE-PROXY-GENERATION ' "$file" |
+            awk 'NR == FNR { if (/^\*/) t = $1; else have[t, $0] = 1; next }
+                 /^\*/ { t = $1; next }
+                 { sub(/^-I/, "-A"); if (!((t, $0) in have)) exit 1 }' "$work/glance" - || return 1
+    done
+}
+
+# The built-in chains and the marker of filter and nat. On nft single chains are read; on legacy any
+# read copies the table, so each is read once, up to the marker.
+iptables_glance() {
+    for t in filter nat; do
+        printf '*%s\n' "$t"
+        if [ "$flavour" = nft ]; then
+            case $t in filter) chains='INPUT FORWARD OUTPUT' ;; nat) chains='PREROUTING OUTPUT POSTROUTING' ;; esac
+            for c in KUBE-PROXY-GENERATION $chains; do "$(ipt "$1")" -t "$t" -S "$c" 2>/dev/null || :; done
+        elif legacy_tables "$1" | grep -q -x "$t"; then
+            "$(ipt "$1" save)" -t "$t" | awk '/^-A [A-Z]+ / { print } /^-A KUBE-PROXY-GENERATION / { print; exit }'
+        fi
+    done
+}
+
+# Families without a file are wanted empty: what an earlier bundle left there goes.
+iptables_compare() {
+    for fam in $FAMILIES; do
+        file=$(rules_file "$fam")
+        iptables_plan "$work/actual.$fam" "${file:-/dev/null}" "$work/plan.$fam" "$(firewall_owner "$fam")" ||
+            die 3 "the comparison of ipv$fam rules failed (is ${TMPDIR:-/tmp} full?)"
+    done
+    iptables_warn_kept
+}
+
+iptables_warn_kept() {
+    for fam in $FAMILIES; do
+        [ -s "$work/plan.$fam/kept" ] || continue
+        while read -r t c rule; do
+            warn "ipv$fam chain $c of table $t is empty but stays: a rule that is not ours jumps to it: $rule"
+        done <"$work/plan.$fam/kept"
+    done
+}
+
+iptables_pending() { plan_pending "$work/plan.4" || plan_pending "$work/plan.6"; }
+
+iptables_commit() { iptables_carry_out; }
+
+iptables_counts() {
+    comma=
+    for fam in $FAMILIES; do
+        read -r added changed removed same moved <"$work/plan.$fam/counts"
+        printf '%s"ipv%s": {"added": %d, "changed": %d, "removed": %d, "same": %d, "jumps": %d}' \
+            "$comma" "$fam" "$added" "$changed" "$removed" "$same" "$moved"
+        comma=', '
+    done
+}
+
+iptables_details() {
+    for fam in $FAMILIES; do
+        awk -F '\t' -v fam="ipv$fam" "$AWK_QUOTE"'{
+            printf "{\"family\": \"%s\", \"kind\": \"%s\", \"table\": \"%s\"", fam, $1, $2
+            if ($3 != "") printf ", \"chain\": %s", quote($3)
+            if ($4 != "") printf ", \"service\": %s", quote($4)
+            if ($5 != "") printf ", \"rule\": %s", quote($5)
+            print "}"
+        }' "$work/plan.$fam/detail"
+    done | awk '{ printf "%s%s", (NR > 1 ? ", " : ""), $0 }'
+}
+
+# Where the recorded bundle has markers: "family table" lines.
+iptables_expected() {
+    for fam in $FAMILIES; do
+        if [ -n "$(rules_file "$fam")" ]; then printf 'ipv%s filter\nipv%s nat\n' "$fam" "$fam"; fi
+    done
+}
+
+iptables_markers() {
+    for fam in $FAMILIES; do
+        iptables_glance "$fam" | awk -v fam="ipv$fam" '
+            /^\*/ { t = substr($1, 2) }
+            /^-A KUBE-PROXY-GENERATION / { gsub(/"/, "", $NF); print fam, t, $NF }'
+    done
+}
+
+# What cleanup needs to know later; called before anything is written.
+iptables_remember() {
+    for fam in $FAMILIES; do
+        : >"$1/firewall.$fam"
+        : >"$1/chains.$fam"
+        : >"$1/tables.$fam"
+        [ "$flavour" != nft ] || iptables_inventory "$fam" >"$1/tables.$fam"
+        [ -s "$work/actual.$fam" ] || continue
+        iptables_firewall <"$work/actual.$fam" >"$1/firewall.$fam"
+        sed -n -e '/^\*/p' -e 's/^:\(KUBE-[^ ]*\) .*/\1/p' "$work/actual.$fam" >"$1/chains.$fam"
+    done
+}
+
+# Remove our chains, jumps, and the tables they made. KUBE-FIREWALL goes back to what it was before us;
+# while kubelet is here its rules stay what kubelet made them.
+iptables_remove() {
+    for fam in $FAMILIES; do
+        owner=$(firewall_owner "$fam")
+        : >"$work/wanted"
+        if [ -s "$STATE/before/firewall.$fam" ]; then
+            if kubelet_here "$fam"; then
+                grep -v '^-A' "$STATE/before/firewall.$fam" >"$work/wanted"
+            else
+                cp "$STATE/before/firewall.$fam" "$work/wanted"
+                owner=own
+            fi
+        fi
+        iptables_plan "$work/actual.$fam" "$work/wanted" "$work/plan.$fam" "$owner" || return 1
+    done
+    iptables_warn_kept
+    iptables_carry_out || return 1
+    iptables_drop_tables
+}
+
+# Read the kernel again, where that is cheap enough to be done after every change.
+iptables_reread() {
+    [ "$(cat "$bundle"/*.rules | wc -c)" -le "$GLIMPSE_LIMIT" ] || return 1
+    for fam in $FAMILIES; do iptables_save "$fam" >"$work/actual.$fam"; done
+}
+
+# Everything of ours that the kernel holds, as lines; different whenever any of it is.
+iptables_glimpse() {
+    for fam in $FAMILIES; do iptables_save "$fam"; done | sed -n -e '/KUBELET-CANARY/d' -e '/IPTABLES-HINT/d' -e '/KUBE-/p'
+}
+

@@ -1,0 +1,483 @@
+# shellcheck shell=sh
+# ---------------------------------------------------------------- Deltas
+# A delta holds what turns one generation, its base, into the next: the commands for changed rules, and for files
+# of one line per Service (NAME.diff) the lines that go, after a -, and those that come, after a +. It is taken
+# only while the kernel has its base. Applied deltas are kept as they came, in deltas/, beside the bundle they
+# build on; whatever needs the whole bundle has it made by settle. Of a mode they ask
+#   MODE_on_base   the kernel has generation $base in every family of the delta
+#   MODE_delta     load it; on failure all is as before and $work/refused says why
+#   MODE_merge     DIR BASE DELTA...: the mode's files of BASE and all DELTAs, in DIR
+DELTAS=50      # deltas kept beside a bundle before they are made one
+
+apply_delta() {
+    if delta_applied; then
+        print_change false
+        return 0
+    fi
+    why=$(delta_obstacle)
+    if [ -n "$why" ]; then
+        answer_full "$why"
+        return 0
+    fi
+    guard_delta
+    delta_services
+    lock
+    # While this run waited for the lock the other one may have changed everything.
+    why=$(delta_obstacle)
+    if [ -z "$why" ] && ! "${mode}_on_base"; then why="the kernel does not have generation $base"; fi
+    if [ -n "$why" ]; then
+        answer_full "$why"
+        return 0
+    fi
+    previous=$(recorded generation)
+    flavour=$(recorded flavour)
+    keep_delta
+    if [ -e "$bundle/sysctls.conf" ]; then sysctls_apply; else unset_sysctls=$(recorded unset_sysctls); fi
+    counters_apply
+    "${mode}_delta" || {
+        undo_all
+        if grep -q 'xtables lock' "$work/refused"; then die 5 "locked: $(cat "$work/refused")"; fi
+        # Then the kernel is not what its markers say. A whole bundle finds out, and puts it right.
+        answer_full "the kernel refused: $(cat "$work/refused")"
+        return 0
+    }
+    trap '' HUP INT TERM
+    conntrack_apply delete
+    record_delta
+    print_change true
+}
+
+# Check all files of a delta; the frontends that come are looked at as those of a bundle.
+guard_delta() {
+    guard_lines services.jsonl.diff '!/^[-+]\{.*\}$/ { refuse("not a line of JSON after a sign") }'
+    guard_lines conntrack.udp.diff '!/^[-+]ipv[46] / { refuse("not a frontend after a sign") }'
+    if [ -e "$bundle/conntrack.udp.diff" ]; then sed -n 's/^+//p' "$bundle/conntrack.udp.diff" >"$bundle/conntrack.udp"; fi
+    guard
+}
+
+# Is this where the delta leads already?
+delta_applied() {
+    previous=$(recorded generation)
+    flavour=$(recorded flavour)
+    [ "$previous" = "$generation" ] && [ "$(recorded mode)" = "$mode" ] && [ ! -e "$STATE/unsettled" ] || return 1
+    came_from=$base base=$generation
+    if "${mode}_on_base"; then return 0; fi
+    base=$came_from
+    return 1
+}
+
+# Why a delta cannot be taken here, from the record alone; nothing if it can.
+delta_obstacle() {
+    if ! type "${mode}_delta" >/dev/null 2>&1; then echo "mode $mode takes whole bundles only"
+    elif [ "$(recorded mode)" != "$mode" ] || [ ! -d "$STATE/bundles/$(recorded digest)" ]; then echo "no bundle of mode $mode is recorded"
+    elif [ "$(recorded generation)" != "$base" ]; then echo "generation $(recorded generation) is recorded, not $base"
+    elif [ -e "$STATE/unsettled" ]; then echo "a run was cut short"
+    fi
+}
+
+# The answer when only a whole bundle will do: nothing was changed, and that is no failure.
+answer_full() {
+    say "a whole bundle is needed: $1"
+    printf '{"verb": "%s", "ok": true, "changed": false, "need": "full", "reason": %s, "node": %s, "mode": "%s", ' \
+        "$verb" "$(json_string "$1")" "$(json_string "$node")" "$mode"
+    printf '"generation": %s, "seconds": %s, "warnings": [%s]}\n' "$(json_or_null "$(recorded generation)")" "$(elapsed)" "$warnings"
+}
+
+# The service ports that change, as compare_services tells them.
+delta_services() {
+    [ -n "$services$max_removed" ] || return 0
+    : >"$work/services"
+    [ -e "$bundle/services.jsonl.diff" ] || return 0
+    { grep '^+' "$bundle/services.jsonl.diff" || :; grep '^-' "$bundle/services.jsonl.diff" || :; } >"$work/services"
+    [ -n "$max_removed" ] || return 0
+    share=$(awk -v limit="$max_removed" '
+        function key(line) { return match(line, /"family":"IPv[46]"/) ? substr(line, 2, RSTART + RLENGTH - 1) : substr(line, 2) }
+        FNR == NR { n++; next }
+        /^\+/ { alive[key($0)] = 1; next }
+        !(key($0) in alive) { removed++ }
+        END { if (n && removed * 100 > limit * n) printf "%d of about %d service ports would be removed, more than %d %%\n", removed, n, limit }
+        ' "$STATE/bundles/$(recorded digest)/services.jsonl" "$work/services")
+    [ -z "$share" ] || die 2 "refused: $share"
+}
+
+# Keep the delta. As with bundles, before the kernel is touched.
+keep_delta() {
+    number=$(($(recorded deltas) + 1))
+    kept_now=$STATE/deltas/$number
+    if [ -e "$STATE/deltas/.new" ] || [ -e "$kept_now" ]; then rm -rf "$STATE/deltas/.new" "$kept_now"; fi
+    { mkdir -p "$STATE/deltas/.new" && cp "$bundle"/*.* "$STATE/deltas/.new" && mv "$STATE/deltas/.new" "$kept_now"; } || {
+        rm -rf "$STATE/deltas/.new"
+        die 3 "the delta cannot be kept in $STATE (is the disk full?)"
+    }
+}
+
+# Note the delta as applied.
+record_delta() {
+    write_applied "$(recorded digest)" "$number"
+    rm -f "$STATE/unsettled" "$STATE/seen"
+    if [ "$number" -ge "$DELTAS" ]; then settle store; fi
+}
+
+# What apply would do with a delta.
+check_delta() {
+    guard_delta
+    if delta_applied; then
+        print_change false
+        return 0
+    fi
+    why=$(delta_obstacle)
+    if [ -z "$why" ] && ! "${mode}_on_base"; then why="the kernel does not have generation $base"; fi
+    if [ -n "$why" ]; then
+        answer_full "$why"
+        return 0
+    fi
+    previous=$(recorded generation)
+    delta_services
+    print_change true
+}
+
+# Make whole what the record holds in parts: $settled is then the recorded bundle and $work/previous the one before
+# the last delta. With "store", for those who hold the lock, both are kept and the record names the former.
+settle() {
+    count=$(recorded deltas)
+    [ "${count:-0}" -gt 0 ] || return 0
+    rm -rf "$work/settled" "$work/previous"
+    (merge "$work/settled" "$count" && merge "$work/previous" $((count - 1))) || die 3 "deltas could not be merged (is ${TMPDIR:-/tmp} full?)"
+    settled=$work/settled
+    [ "${1:-}" = store ] || return 0
+    mkdir -p "$STATE/bundles"
+    for d in "$work/previous" "$settled"; do
+        name=$(value_in "$d/manifest.json" digest)
+        if [ ! -d "$STATE/bundles/$name" ]; then
+            rm -rf "$STATE/bundles/.new"
+            cp -R "$d" "$STATE/bundles/.new"
+            mv "$STATE/bundles/.new" "$STATE/bundles/$name"
+        fi
+        add_history "$name" "$(value_in "$d/manifest.json" generation)"
+    done
+    sed -e "s/^digest=.*/digest=$name/" -e 's/^deltas=.*/deltas=0/' "$STATE/applied" >"$STATE/applied.new"
+    mv "$STATE/applied.new" "$STATE/applied"
+    rm -rf "$STATE/deltas"
+    settled=
+    prune_bundles "$name"
+}
+
+# The recorded bundle with the first $2 deltas, as a bundle of its own in $1. Runs in a subshell.
+merge() {
+    target=$1 upto=$2 mode=$(recorded mode)
+    whole=$STATE/bundles/$(recorded digest)
+    generation=$(value_in "$whole/manifest.json" generation)
+    cp -R "$whole" "$target" || return 1
+    set --
+    i=1
+    while [ "$i" -le "$upto" ]; do
+        d=$STATE/deltas/$i
+        set -- "$@" "$d"
+        for name in sysctls.conf nfacct.rules; do [ ! -e "$d/$name" ] || cp "$d/$name" "$target/$name"; done
+        generation=$(value_in "$d/manifest.json" generation)
+        i=$((i + 1))
+    done
+    [ $# -gt 0 ] || return 0
+    merge_lines services.jsonl "$@"
+    merge_lines conntrack.udp "$@"
+    "${mode}_merge" "$target" "$whole" "$@" || return 1
+    seal "$target" "$generation"
+}
+
+# A file of one line per Service after its diffs; the order of its lines says nothing.
+merge_lines() {
+    name=$1
+    shift
+    [ -e "$whole/$name" ] || return 0
+    for d; do [ ! -e "$d/$name.diff" ] || cat "$d/$name.diff"; done >"$work/diff"
+    awk 'FNR == NR { line[++n] = $0; alive[$0] = 1; next }
+         /^-/ { delete alive[substr($0, 2)]; next }
+         { if (!(substr($0, 2) in alive)) line[++n] = substr($0, 2); alive[substr($0, 2)] = 1 }
+         END { for (i = 1; i <= n; i++) if (line[i] in alive) { print line[i]; delete alive[line[i]] } }' \
+        "$whole/$name" "$work/diff" >"$target/$name" || return 1
+}
+
+# Give the manifest in $1 the digests of the files beside it, and generation $2.
+seal() {
+    manifest=$1/manifest.json
+    manifest_files | cut -d ' ' -f 2 >"$work/names"
+    (cd "$1" && xargs sha256sum <"$work/names") >"$work/sums"
+    awk -F '"' -v generation="$2" '
+        FILENAME == ARGV[1] { split($0, part, " "); sum[part[2]] = part[1]; next }
+        FILENAME == ARGV[2] { ports++; if (!seen[$4]++) services++; next }
+        /^  "digest": / { next }
+        /^  "generation": / { print "  \"generation\": \"" generation "\","; next }
+        /^    "services": / { sub(/[0-9]+/, services + 0) }
+        /^    "servicePorts": / { sub(/[0-9]+/, ports + 0) }
+        /^    "/ && $2 in sum { sub(/: "[0-9a-f]+"/, ": \"" sum[$2] "\"") }
+        { print }' "$work/sums" "$1/services.jsonl" "$manifest" >"$work/manifest"
+    sum=$(sha256sum <"$work/manifest" | cut -d ' ' -f 1)
+    { sed '$d' "$work/manifest"; printf '  "digest": "%s"\n}\n' "$sum"; } >"$manifest"
+}
+
+# What a delta means to iptables: changed chains whole, and -X for those that go.
+iptables_on_base() {
+    for fam in $FAMILIES; do
+        [ -n "$(rules_file "$fam")" ] || continue
+        for t in filter nat; do
+            [ "$("$(ipt "$fam")" -w 5 -t "$t" -S KUBE-PROXY-GENERATION 2>/dev/null | sed -n 's/^-A .*--comment "\{0,1\}\([0-9a-f]*\)"\{0,1\}$/\1/p')" = "$base" ] || return 1
+        done
+    done
+}
+
+iptables_delta() {
+    for fam in $FAMILIES; do
+        file=$(rules_file "$fam")
+        [ -n "$file" ] || continue
+        iptables_switch "$fam" "$file" && continue
+        # The other family may have its part already: back to what is recorded, by comparison.
+        mv "$work/refused" "$work/reason"
+        delta=$bundle
+        settle
+        bundle=$(recorded_bundle)
+        iptables_read
+        iptables_compare
+        iptables_commit || warn "the recorded rules could not be put back: $(cat "$work/refused")"
+        bundle=$delta
+        mv "$work/reason" "$work/refused"
+        return 1
+    done
+}
+
+iptables_merge() {
+    target=$1 whole=$2
+    shift 2
+    for name in iptables.rules ip6tables.rules; do
+        [ -e "$whole/$name" ] || continue
+        for d; do [ ! -e "$d/$name" ] || cat "$d/$name"; done >"$work/diff"
+        awk -v generation="$generation" '
+            function put(t, c) { if ((t, c) in rules) printf "%s", rules[t, c]; written[t, c] = 1 }
+            # ---- the deltas: the last text of each chain that they touch
+            pass == 1 && /^\*/ { t = substr($1, 2); next }
+            pass == 1 && /^:/ { c = substr($1, 2); if (!((t, c) in touched)) order[++n] = t SUBSEP c; touched[t, c] = 1; delete gone[t, c]; rules[t, c] = ""; next }
+            pass == 1 && /^-A / { rules[t, $2] = rules[t, $2] $0 "\n"; next }
+            pass == 1 && /^-X / { gone[t, $2] = 1; next }
+            pass == 1 { next }
+            # ---- first look at the bundle: which chains it has
+            pass == 2 { if (/^\*/) t = substr($1, 2); else if (/^:/) declared[t, substr($1, 2)] = 1; next }
+            # ---- and then write it again, with the new text in place of the old
+            FNR == 1 { sub(/generation [0-9a-f]+/, "generation " generation) }
+            /^\*/ {
+                t = substr($1, 2)
+                print
+                for (i = 1; i <= n; i++) {
+                    split(order[i], p, SUBSEP)
+                    if (p[1] == t && !(order[i] in declared) && !(order[i] in gone)) print ":" p[2] " - [0:0]"
+                }
+                next
+            }
+            /^:/ { if (!((t, substr($1, 2)) in gone)) print; next }
+            /^-A / {
+                if ($2 == "KUBE-PROXY-GENERATION") rest(t)
+                if ((t, $2) in gone) next
+                if (!((t, $2) in touched)) print
+                else if (!((t, $2) in written)) put(t, $2)
+                next
+            }
+            /^# all services$/ { for (i = 1; i <= n; i++) { split(order[i], p, SUBSEP); if (p[1] == t && !(order[i] in declared) && !(order[i] in gone)) put(t, p[2]) } }
+            { print }
+            # Chains that had no rules in the bundle.
+            function rest(t,   i, p) {
+                for (i = 1; i <= n; i++) {
+                    split(order[i], p, SUBSEP)
+                    if (p[1] == t && p[2] != "KUBE-PROXY-GENERATION" && !(order[i] in gone) && !(order[i] in written)) put(t, p[2])
+                }
+            }
+            ' pass=1 "$work/diff" pass=2 "$whole/$name" pass=3 "$whole/$name" >"$target/$name" || return 1
+    done
+}
+
+# What a delta means to nftables: commands, to be run as they stand. Chains that are flushed but not added go.
+nftables_on_base() {
+    need nft nftables
+    awk '$2 == "table" && $4 == "kube-proxy" { had[$3] = $1 == "delete" ? "yes" : "no" }
+         $2 == "table" && $4 == "kube-proxy-generation" { if (!($3 in had)) had[$3] = "yes" }
+         END { for (f in had) print f, had[f] }' "$bundle/nftables.nft" >"$work/families"
+    while read -r f had; do
+        if [ "$had" = yes ]; then marker=$base; else marker=; fi
+        [ "$(nft_marker "$f")" = "$marker" ] || return 1
+    done <"$work/families"
+}
+
+# One transaction, so there is nothing to undo, and no need to ask first.
+nftables_delta() {
+    : >"$STATE/unsettled"
+    trap '' HUP INT TERM
+    nft_run "$bundle/nftables.nft" || {
+        rm -f "$STATE/unsettled"
+        return 1
+    }
+    awk '$2 == "chain" && $1 == "add" { added[$3, $5] = 1 }
+         $2 == "chain" && $1 == "flush" && !(($3, $5) in added) { print "delete chain " $3 " kube-proxy " $5 }' "$bundle/nftables.nft" >"$work/gone"
+    nft_drop "$work/gone"
+}
+
+# Run the commands of all files in mind, and keep those whose effect lasts, in their order.
+nftables_merge() {
+    target=$1 whole=$2
+    shift 2
+    for d; do
+        shift
+        set -- "$@" "$d/nftables.nft"
+    done
+    awk -v generation="$generation" '
+        function kill(i) { if (i) line[i] = "" }
+        function kill_all(list,   n, i, part) { n = split(list, part, " "); for (i = 1; i <= n; i++) line[part[i]] = "" }
+        # Chains that the file before only flushed are gone.
+        function finish(   key) {
+            for (key in flushed) if (!(key in added)) { kill(made[key]); kill(flush[key]); delete made[key]; delete flush[key] }
+            split("", flushed)
+            split("", added)
+        }
+        FNR == 1 { finish(); file++; if (file == 1) { sub(/generation [0-9a-f]+/, "generation " generation); line[++n] = $0 } next }
+        /^#/ || /^$/ { if (file == 1) line[++n] = $0; next }
+        $4 == "kube-proxy-generation" { if ($1 == "delete") marked[$3] = 1; next }
+        { key = $3 SUBSEP $2 SUBSEP $5 }
+        $2 == "table" {
+            if ($1 == "delete") { for (i = 1; i <= n; i++) if (index(line[i], " " $3 " kube-proxy")) line[i] = ""; delete table[$3]; delete marked[$3]; next }
+            if (!($3 in table)) { line[++n] = $0; table[$3] = 1 }
+            next
+        }
+        $2 == "element" {
+            text = substr($0, index($0, "{ ") + 2)
+            sub(/( comment "[^"]*")?( : [^}]*)? \}$/, "", text)
+            if ($1 == "delete") { kill(element[$3, $5, text]); delete element[$3, $5, text] }
+            else { kill(element[$3, $5, text]); line[++n] = $0; element[$3, $5, text] = n }
+            next
+        }
+        $2 == "rule" { line[++n] = $0; rules[$3, $5] = rules[$3, $5] " " n; next }
+        $1 == "delete" { kill(made[key]); kill(flush[key]); delete made[key]; delete flush[key]; next }
+        $1 == "flush" {
+            if ($2 == "chain") { kill_all(rules[$3, $5]); delete rules[$3, $5]; if (file > 1) flushed[key] = 1 }
+            if (!(key in flush)) { line[++n] = $0; flush[key] = n }
+            next
+        }
+        {
+            if (file > 1) added[key] = 1
+            if (!(key in made)) { line[++n] = $0; made[key] = n } else line[made[key]] = $0
+        }
+        END {
+            finish()
+            for (i = 1; i <= n; i++) if (line[i] != "") print line[i]
+            for (f in table) if (f in marked) print "add table " f " kube-proxy-generation\ndelete table " f " kube-proxy-generation\nadd table " f " kube-proxy-generation { comment \"" generation "\" ; }"
+        }' "$whole/nftables.nft" "$@" >"$target/nftables.nft"
+}
+
+# What a delta means to ipvs: changed chains whole, and the commands that make the difference to all else.
+# Whether the kernel is on the base is left to the transaction itself, which begins with the deletion of its marker.
+ipvs_on_base() {
+    # A set that is made otherwise than before, or no longer, takes a comparison with the kernel.
+    if [ -e "$bundle/ipset.rules" ] && grep -q -e '^create ' -e '^destroy ' "$bundle/ipset.rules"; then return 1; fi
+    if [ "$verb" = check ] || [ "$base" = "$generation" ]; then iptables_on_base; fi
+}
+
+ipvs_delta() {
+    plan=$work/delta
+    mkdir "$plan"
+    set --
+    for name in ipset.rules ipvs.rules ip.batch iptables.rules ip6tables.rules; do
+        [ ! -e "$bundle/$name" ] || set -- "$@" "pass=$name" "$bundle/$name"
+    done
+    awk -v out="$plan" -v base="$base" '
+        BEGIN {
+            n = split(ENVIRON["JUMPS"], row, "\n")
+            for (i = 1; i <= n; i++) {
+                split(row[i], word, " ")
+                if (word[1] == "ipvs") check[word[2]] = check[word[2]] "-C" substr(row[i], 6 + length(word[2])) "\n"
+            }
+        }
+        pass == "ipset.rules" { print > (out "/sets." $1); next }
+        pass == "ip.batch" { print > (out "/addresses." $2); next }
+        pass == "ipvs.rules" && $1 == "-d" { print $2, $3, $5, 0 > (out "/leaving"); next }
+        pass == "ipvs.rules" { print > (out ($1 == "-D" ? "/servers.del" : "/servers.add")); next }
+        /^#/ { next }
+        /^COMMIT/ { printf "%s", check[table] > (out "/" pass) }
+        { print > (out "/" pass) }
+        /^\*/ { table = substr($1, 2); print "-D KUBE-PROXY-GENERATION -m comment --comment " base > (out "/" pass) }' "$@" || {
+        echo "the delta cannot be read (is ${TMPDIR:-/tmp} full?)" >"$work/refused"
+        return 1
+    }
+    : >"$STATE/unsettled"
+    trap '' HUP INT TERM
+    for fam in $FAMILIES; do
+        case $fam in 4) file=$plan/iptables.rules ;; 6) file=$plan/ip6tables.rules ;; esac
+        if [ ! -e "$file" ] || iptables_restore "$fam" "$file"; then continue; fi
+        # Refused at the marker or at a jump: this kernel is not what the delta was made for. A table may have been
+        # changed before the other one was found wanting, so this stays unsettled until a whole bundle comes.
+        if grep -q -e '-- -[CD] ' "$work/refused"; then
+            rm -rf "$kept_now"
+            answer_full "the kernel does not have generation $base"
+            answered=1
+            exit 0
+        fi
+        ipvs_to_record
+        return 1
+    done
+    if [ -s "$STATE/draining" ]; then cat "$STATE/draining" >>"$plan/leaving"; fi
+    ipvs_settings || { ipvs_to_record; return 1; }
+    ipvs_add "$plan" || { ipvs_to_record; return 1; }
+    [ ! -s "$plan/leaving" ] || ipvs_let_go "$plan/leaving" "$plan/servers.del"
+    ipvs_del "$plan" || warn "something that should go is still there: $(cat "$work/refused")"
+}
+
+# The timeouts of the delta, if it has any.
+ipvs_settings() {
+    [ -s "$bundle/ipvs.conf" ] || return 0
+    sed -n 's/^timeouts //p' "$bundle/ipvs.conf" >"$plan/timeouts"
+}
+
+# Back to what is recorded, by comparison.
+ipvs_to_record() {
+    mv "$work/refused" "$work/reason"
+    delta=$bundle
+    settle
+    bundle=$(recorded_bundle)
+    ipvs_read
+    ipvs_compare
+    if ipvs_commit; then rm -f "$STATE/unsettled"; else warn "the recorded state could not be put back: $(cat "$work/refused")"; fi
+    bundle=$delta
+    mv "$work/reason" "$work/refused"
+}
+
+ipvs_merge() {
+    iptables_merge "$@" || return 1
+    target=$1 whole=$2
+    shift 2
+    for name in ipset.rules ipvs.rules ip.batch; do
+        for d; do [ ! -e "$d/$name" ] || cat "$d/$name"; done >"$work/diff"
+        awk '
+            function come(group, text) { if (!((group, text) in alive)) { item[group, ++count[group]] = text; alive[group, text] = count[group] } }
+            function go(group, text) { if ((group, text) in alive) { item[group, alive[group, text]] = ""; delete alive[group, text] } }
+            function open(group, text) { if (!(group in head)) order[++m] = group; head[group] = text }
+            function shut(group,   i) { for (i = 1; i <= count[group]; i++) delete alive[group, item[group, i]]; count[group] = 0; delete head[group] }
+            $1 == "create" { open($2, $0); next }
+            $1 == "add" { come($2, $3); next }
+            $1 == "del" { go($2, $3); next }
+            $1 == "link" { open("", $0); next }
+            $1 == "addr" { if ($2 == "add") come("", $3); else go("", $3); next }
+            $1 == "-A" || $1 == "-E" { open($2 " " $3, substr($0, 4)); next }
+            $1 == "-a" { come($2 " " $3, $5); next }
+            $1 == "-d" { go($2 " " $3, $5); next }
+            $1 == "-D" { shut($2 " " $3); next }
+            END {
+                for (i = 1; i <= m; i++) if (order[i] in head) {
+                    group = order[i]
+                    server = group ~ /^-/
+                    print (server ? "-A " : "") head[group]
+                    for (k = 1; k <= count[group]; k++) if (item[group, k] != "") {
+                        if (server) print "-a " group " -r " item[group, k] " -m -w 1"
+                        else if (group == "") print "addr add " item[group, k] " dev kube-ipvs0"
+                        else print "add " group " " item[group, k]
+                    }
+                    delete head[group]
+                }
+            }' "$whole/$name" "$work/diff" >"$target/$name" || return 1
+    done
+    for d; do [ ! -e "$d/ipvs.conf" ] || cp "$d/ipvs.conf" "$target/ipvs.conf"; done
+}
+

@@ -1,0 +1,147 @@
+# shellcheck shell=sh
+# ---------------------------------------------------------------- Carriers
+# What a control host that serves many nodes wants to know, cheaply and exactly.
+
+GLIMPSE_LIMIT=2000000    # bytes of rules up to which reading all of them is cheaper than asking for parts
+services=
+max_removed=
+dry_run=
+known=
+HOST_TOOLS='iptables ip6tables nft ipset ipvsadm conntrack nfacct unshare'
+
+# Compare the service ports of two bundle directories (a missing one has none) into $work/services, and
+# refuse (2) if more than $max_removed percent of the old ones would be gone.
+compare_services() {
+    [ -n "$services$max_removed" ] || return 0
+    for d in "$1" "$2"; do [ -f "$d/services.jsonl" ] || : >"$work/services.jsonl"; done
+    old=$1/services.jsonl new=$2/services.jsonl
+    [ -f "$old" ] || old=$work/services.jsonl
+    [ -f "$new" ] || new=$work/services.jsonl
+    share=$(awk -v out="$work/services" -v limit="${max_removed:-100}" '
+        function key(line) { return match(line, /"family":"IPv[46]"/) ? substr(line, 1, RSTART + RLENGTH) : line }
+        pass == 1 { before[$0] = 1; order[++n] = $0; next }
+        { alive[key($0)] = 1; if ($0 in before) delete before[$0]; else { print "+" $0 > out } }
+        END {
+            printf "" > out
+            for (i = 1; i <= n; i++) {
+                if (!(key(order[i]) in alive)) removed++
+                if (order[i] in before) print "-" order[i] > out
+            }
+            if (n && removed * 100 > limit * n) printf "%d of %d service ports would be removed, more than %d %%\n", removed, n, limit
+        }' pass=1 "$old" pass=2 "$new") || die 3 "the comparison of service ports failed (is ${TMPDIR:-/tmp} full?)"
+    [ -z "$share" ] || die 2 "refused: $share"
+}
+
+print_services() { [ -z "$services" ] || cat "$work/services"; }
+
+# The text whose checksum tells ask that nothing changed: the kernel's rules and the sysctls of the bundle.
+glimpse() {
+    "${mode}_glimpse"
+    # One cat for all: the shell's own read gets no more than a digit out of such files.
+    # shellcheck disable=SC2046 # split at the blanks
+    cat /dev/null $(sysctl_paths) 2>&1 || :
+}
+
+# The files of the sysctls of the bundle.
+sysctl_paths() {
+    [ -s "$bundle/sysctls.conf" ] || return 0
+    while read -r name _; do
+        case $name in '' | '#'*) continue ;; esac
+        IFS=.
+        # shellcheck disable=SC2086 # split at the dots
+        set -- $name
+        IFS=/
+        printf ' %s' "/proc/sys/$*"
+        IFS=' '
+    done <"$bundle/sysctls.conf"
+}
+
+# Note the checksum of a kernel that was found to be what was applied. Called by verbs that hold the lock.
+note_seen() {
+    rm -f "$STATE/seen" "$STATE/ask"
+    type "${mode}_glimpse" >/dev/null 2>&1 || return 0
+    [ "$(cat "$bundle"/*.rules "$bundle"/*.nft 2>/dev/null | wc -c)" -le "$GLIMPSE_LIMIT" ] || return 0
+    glimpse >"$work/glimpse.1"
+    # Between the change and this look somebody may have meddled: only a look that compares equal counts.
+    "${mode}_reread" || return 0
+    "${mode}_compare"
+    if "${mode}_pending"; then return 0; fi
+    glimpse >"$work/glimpse.2"
+    cmp -s "$work/glimpse.1" "$work/glimpse.2" || return 0
+    printf '%s %s\n' "$digest" "$(sha256sum <"$work/glimpse.2")" >"$STATE/seen.new"
+    mv "$STATE/seen.new" "$STATE/seen"
+    if [ "$mode/$flavour" = iptables/nft ]; then write_question; fi
+}
+
+# Leave a few lines of shell that answer ask if nothing changed, for carriers that would otherwise start all of this
+# program for it. They are sourced with the key and the program that the carrier knows, and say nothing otherwise.
+write_question() {
+    look="{ $(ipt 4 save); $(ipt 6 save); } 2>/dev/null | sed -n -e /KUBELET-CANARY/d -e /IPTABLES-HINT/d -e /KUBE-/p -e '/^[0-9]*\$/p' -"
+    look="$look $(sysctl_paths) /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal 2>/dev/null"
+    sh -c "$look" >"$work/look" || :
+    grep -q "$generation" "$work/look" || return 0
+    program=$(sed -n 's/^ *"akp-node": "\([0-9a-f]*\)",\{0,1\}$/\1/p' "$bundle/manifest.json")
+    cat >"$STATE/ask.new" <<END
+# Written by akp-node: an answer to ask for as long as nothing changes. Sourced with the key and the program's digest.
+PATH=\${PATH:-}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+read -r key </proc/sys/kernel/random/boot_id
+for name in $HOST_TOOLS; do if command -v "\$name" >/dev/null 2>&1; then key=\$key.\$name; fi; done
+if [ "\$1 \$2" = "\$key $program" ] && [ "\$($look | sha256sum)" = "$(sha256sum <"$work/look")" ]; then
+    ip -o addr show
+    printf '%s\n' '{"verb": "ask", "ok": true, "facts": null, "status": {"state": "applied", "generation": "$generation", "mode": "$mode", "node": "$node", "flavour": "$flavour", "quick": true}, "akpNode": "$VERSION"}'
+    exit 0
+fi
+END
+    mv "$STATE/ask.new" "$STATE/ask"
+}
+
+# Is the kernel what it was when it was last found right? Sets generation, digest, mode, node, flavour.
+seen_still() {
+    [ -r "$STATE/seen" ] && [ -r "$STATE/applied" ] || return 1
+    while IFS='=' read -r name value; do
+        case $name in
+            generation) generation=$value ;;
+            digest) digest=$value ;;
+            mode) mode=$value ;;
+            node) node=$value ;;
+            flavour) flavour=$value ;;
+        esac
+    done <"$STATE/applied"
+    bundle=$STATE/bundles/$digest
+    read -r seen checksum <"$STATE/seen"
+    [ "$seen" = "$digest" ] && [ "$(glimpse | sha256sum)" = "$checksum" ]
+}
+
+# What capabilities can depend on, in $key: this boot, and the tools there are.
+host_key() {
+    read -r key </proc/sys/kernel/random/boot_id
+    for name in $HOST_TOOLS; do if has "$name"; then key=$key.$name; fi; done
+}
+
+# What a carrier asks at every run: is the kernel still what was recorded, and is this still the host it knows?
+# The usual yes costs a handful of processes. If it is not a clear yes, the answer is that of status.
+verb_ask() {
+    facts=null
+    host_key
+    if [ "$known" != "$key" ]; then
+        make_work
+        facts=$(verb_facts)
+    fi
+    if seen_still; then
+        answer="{\"state\": \"applied\", \"generation\": \"$generation\", \"mode\": \"$mode\", \"node\": \"$node\", \"flavour\": \"$flavour\", \"quick\": true}"
+    else
+        [ -n "$work" ] || make_work
+        # A kernel that was right once and is not what it was: say in what.
+        if [ -r "$STATE/seen" ]; then verify=1; fi
+        answer=$(verb_status)
+    fi
+    be_liberal=0
+    if [ -r /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal ]; then
+        # One digit, and for the shell then the file ends: no reason to fail.
+        read -r be_liberal </proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal || :
+    fi
+    printf '{"verb": "ask", "ok": true, "key": "%s", "addresses": [%s], "tcpBeLiberal": %d, ' \
+        "$key" "$(interface_addresses)" "$be_liberal"
+    printf '"facts": %s, "status": %s, "akpNode": "%s"}\n' "$facts" "$answer" "$VERSION"
+}
+

@@ -1,0 +1,395 @@
+# shellcheck shell=sh
+# ---------------------------------------------------------------- Verbs
+
+# The kernel becomes the bundle; a bundle that is there already changes nothing.
+verb_apply() {
+    open_bundle "$1"
+    if [ "$kind" = Delta ]; then
+        apply_delta
+        return 0
+    fi
+    [ "$(recorded digest)" = "$digest" ] || guard
+    lock
+    settle store
+    previous=$(recorded generation)
+    flavour=$(recorded flavour)
+    compare_services "$(recorded_bundle)" "$bundle"
+    if [ -z "$verify" ] && [ "$(recorded digest)" = "$digest" ] && is_current; then
+        [ "$mode" != ipvs ] || ipvs_drain
+        print_change false
+        return 0
+    fi
+    "${mode}_read"
+    "${mode}_preflight"
+    remember
+    keep_bundle
+    sysctls_apply
+    counters_apply
+    "${mode}_compare"
+    if "${mode}_pending"; then
+        "${mode}_commit" || {
+            undo_all
+            if grep -q 'xtables lock' "$work/refused"; then die 5 "locked: $(cat "$work/refused")"; fi
+            die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
+        }
+        changed=true
+    elif [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$(recorded generation)" != "$generation" ]; then
+        changed=true
+    else
+        changed=false
+    fi
+    trap '' HUP INT TERM
+    [ "$mode" != ipvs ] || ipvs_drain
+    leave_other_modes
+    conntrack_apply delete
+    if [ "$changed" = true ] || [ "$(recorded digest)" != "$digest" ]; then record; fi
+    print_change "$changed"
+    # Only a shortcut for ask: without it, ask takes the long way.
+    if [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; then (note_seen) >/dev/null 2>&1 || :; fi
+}
+
+# Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then
+# both serve. Looked for only when the mode is not the recorded one.
+leave_other_modes() {
+    [ "$(recorded mode)" != "$mode" ] || return 0
+    if [ "$mode" != nftables ]; then
+        if nft_tables_exist; then
+            nftables_remove || warn "the tables kube-proxy of nftables mode could not be removed: $(cat "$work/refused")"
+            changed=true
+        fi
+        leave_ipvs
+        return 0
+    fi
+    # The plan of the new mode is still wanted for the answer.
+    whole=$work
+    work=$work/leave
+    mkdir "$work"
+    for flavour in nft legacy; do
+        flavour_present "$flavour" || continue
+        for fam in $FAMILIES; do iptables_save "$fam" >"$work/actual.$fam"; done
+        chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || continue
+        iptables_remove || warn "the chains of another mode could not be removed from iptables-$flavour: $(cat "$work/refused")"
+        changed=true
+    done
+    flavour=
+    work=$whole
+    leave_ipvs
+}
+
+# The same for what ipvs mode has beside chains.
+leave_ipvs() {
+    if [ "$mode" = ipvs ] || ! ipvs_present; then return 0; fi
+    ipvs_remove || warn "sets or virtual servers of ipvs mode could not be removed: $(cat "$work/refused")"
+    changed=true
+}
+
+# Everything that apply would set has its value, by a cheap look.
+is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$(recorded unset_sysctls)")" ] && [ -z "$(counters_missing)" ]; }
+
+count_words() {
+    n=0
+    for _ in $1; do n=$((n + 1)); done
+    printf '%d' "$n"
+}
+
+# The result of apply and check.
+print_change() {
+    print_services
+    printf '{"verb": "%s", "ok": true, "changed": %s, "node": %s, "mode": "%s", "flavour": %s, ' \
+        "$verb" "$1" "$(json_string "$node")" "$mode" "$(json_or_null "$flavour")"
+    printf '"generation": "%s", "previous": %s, ' "$generation" "$(json_or_null "$previous")"
+    if [ -d "$work/plan.4" ]; then printf '"chains": {%s}, ' "$("${mode}_counts")"; fi
+    printf '"sysctls": %d, "counters": %d, "flows": %d, ' "$changed_sysctls" "$(count_words "$made_counters")" "$flows"
+    if [ -e "$work/plan.ipvs/counts" ]; then ipvs_report; fi
+    if [ -n "$verify" ] && [ "$verb" = check ]; then printf '"differences": [%s], ' "$("${mode}_details")"; fi
+    printf '"seconds": %s, "warnings": [%s]}\n' "$(elapsed)" "$warnings"
+}
+
+# What apply would do, from the same comparison; nothing is written, not even in the state directory.
+verb_check() {
+    open_bundle "$1"
+    if [ "$kind" = Delta ]; then
+        check_delta
+        return 0
+    fi
+    guard
+    settle
+    previous=$(recorded generation)
+    compare_services "$(recorded_bundle)" "$bundle"
+    "${mode}_read"
+    "${mode}_preflight"
+    "${mode}_compare"
+    sysctls_differ "$(recorded unset_sysctls)" >"$work/sysctls"
+    changed_sysctls=$(wc -l <"$work/sysctls")
+    made_counters=$(counters_missing)
+    conntrack_apply count
+    if "${mode}_pending" || [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$(recorded generation)" != "$generation" ]; then
+        print_change true
+    else
+        print_change false
+    fi
+}
+
+# Is what was applied still there?
+#   applied  every marker is the recorded generation, and the jumps are there
+#   absent   nothing recorded, nothing of ours in the kernel
+#   flushed  recorded, but no marker in the kernel: flushed, or rebooted
+#   partial  some markers or jumps are missing
+#   foreign  the kernel has another generation, or chains of ours that nobody recorded
+verb_status() {
+    generation=$(recorded generation) mode=$(recorded mode) node=$(recorded node) flavour=$(recorded flavour)
+    settle
+    bundle=$(recorded_bundle)
+    drift=null
+    : >"$work/markers"
+    if [ -z "$bundle" ]; then
+        state=absent
+        iptables_read
+        iptables_markers >"$work/markers"
+        if chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || nft_tables_exist || ipvs_present; then state=foreign; fi
+        ! has nft || nftables_markers >>"$work/markers"
+    else
+        "${mode}_markers" >"$work/markers"
+        "${mode}_expected" >"$work/expected"
+        if [ ! -s "$work/markers" ]; then state=flushed
+        elif grep -q -v " $generation\$" "$work/markers"; then state=foreign
+        elif [ "$(wc -l <"$work/markers")" -lt "$(wc -l <"$work/expected")" ] || ! "${mode}_current"; then state=partial
+        else state=applied
+        fi
+        if [ -n "$verify" ]; then
+            "${mode}_read"
+            [ -z "$flavour_trouble" ] || warn "$flavour_trouble"
+            "${mode}_compare"
+            sysctls_differ "$(recorded unset_sysctls)" >"$work/sysctls"
+            counters_missing >"$work/counters"
+            drift=$(cat "$work"/plan.*/detail "$work/sysctls" "$work/counters" | wc -l)
+        fi
+    fi
+    printf '{"verb": "status", "ok": true, "state": "%s", "generation": %s, ' "$state" "$(json_or_null "$generation")"
+    printf '"kernel": [%s], ' "$(awk '{ printf "%s{\"family\": \"%s\", \"table\": \"%s\", \"generation\": \"%s\"}", (NR > 1 ? ", " : ""), $1, $2, $3 }' "$work/markers")"
+    printf '"mode": %s, "node": %s, "flavour": %s, ' "$(json_or_null "$mode")" "$(json_or_null "$node")" "$(json_or_null "$flavour")"
+    printf '"appliedAt": %s, ' "$(t=$(recorded time); printf '%s' "${t:-null}")"
+    printf '"kept": [%s], ' "$([ ! -f "$STATE/history" ] || awk '{ printf "%s\"%s\"", (NR > 1 ? ", " : ""), $2 }' "$STATE/history")"
+    if [ "$drift" != null ]; then
+        printf '"drift": %d, "differences": [%s], ' "$drift" "$(
+            {
+                "${mode}_details"
+                echo
+                awk '{ printf "{\"kind\": \"sysctl\", \"name\": \"%s\", \"wanted\": \"%s\", \"actual\": \"%s\"}\n", $1, $2, $3 }' "$work/sysctls"
+                awk '{ printf "{\"kind\": \"missing-counter\", \"name\": \"%s\"}\n", $1 }' "$work/counters"
+            } | awk 'NF { printf "%s%s", (n++ ? ", " : ""), $0 }')"
+    fi
+    printf '"seconds": %s, "warnings": [%s]}\n' "$(elapsed)" "$warnings"
+}
+
+# What this host is and can do. Probes run in throw-away namespaces: nothing is left behind.
+verb_facts() {
+    if has iptables; then iptables_read; fi
+    [ -z "$flavour_trouble" ] || warn "$flavour_trouble"
+    printf '{"verb": "facts", "ok": true, "hostname": %s, "kernel": %s, ' "$(json_string "$(uname -n)")" "$(json_string "$(uname -r)")"
+    printf '"cpus": %d, "addresses": [%s], ' "$(online_cpus)" "$(interface_addresses)"
+    printf '"capabilities": {"ipv4": %s, "ipv6": %s, ' "$(truth family_usable 4)" "$(truth family_usable 6)"
+    printf '"nfacct": %s, "iptables": %s, ' "$(truth nfacct_works)" "$(iptables_fact)"
+    printf '"nft": %s, "ipset": %s, ' "$(nft_fact)" "$(ipset_fact)"
+    printf '"ipvs": %s}, ' "$(truth ipvs_works)"
+    be_liberal=$(cat /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal 2>/dev/null || echo 0)
+    printf '"tcpBeLiberal": %d, "tools": {' "$be_liberal"
+    comma=
+    for name in iptables ip6tables iptables-nft iptables-legacy nft ipset ipvsadm conntrack nfacct ip flock sha256sum unshare curl wget ssh-keygen; do
+        printf '%s"%s": %s' "$comma" "$name" "$(truth has "$name")"
+        comma=', '
+    done
+    printf '}, "akpNode": "%s", "seconds": %s, "warnings": [%s]}\n' "$VERSION" "$(elapsed)" "$warnings"
+}
+
+truth() { if "$@" >/dev/null 2>&1; then echo true; else echo false; fi; }
+
+# Processors online, from ranges like 0-3,8.
+online_cpus() {
+    awk -F , '{ for (i = 1; i <= NF; i++) { n = split($i, r, "-"); total += n > 1 ? r[2] - r[1] + 1 : 1 } print total }' \
+        /sys/devices/system/cpu/online 2>/dev/null || grep -c '^processor' /proc/cpuinfo
+}
+
+# Every address of every interface, loopback included.
+interface_addresses() {
+    if has ip; then
+        ip -o addr show 2>/dev/null | awk "$AWK_QUOTE"'
+            $3 == "inet" || $3 == "inet6" {
+                split($4, a, "/")
+                printf "%s{\"interface\": %s, \"address\": %s, \"prefix\": %d}", (n++ ? ", " : ""), quote($2), quote(a[1]), a[2]
+            }'
+    fi
+}
+
+# A counter can be made and a rule that names it loads.
+nfacct_works() {
+    has nfacct && in_sandbox sh -c 'nfacct add akp_probe && "$1" -N AKP-PROBE &&
+        "$1" -A AKP-PROBE -m nfacct --nfacct-name akp_probe' sh "$(ipt 4)"
+}
+
+ipvs_works() { [ -e /proc/net/ip_vs ] || { has modprobe && modprobe -n -q ip_vs; }; }
+
+iptables_fact() {
+    if [ -z "$flavour" ]; then printf null; return 0; fi
+    version=$("$(ipt 4)" -V 2>/dev/null | sed -n 's/^[^ ]* v\([0-9.]*\).*/\1/p')
+    printf '{"flavour": "%s", "version": %s}' "$flavour" "$(json_or_null "$version")"
+}
+
+nft_fact() {
+    version=
+    if has nft && in_sandbox nft add table ip akp-probe; then version=$(nft --version | sed -n 's/^nftables v\([0-9.]*\).*/\1/p'); fi
+    json_or_null "$version"
+}
+
+ipset_fact() {
+    version=
+    if has ipset && in_sandbox ipset create AKP-PROBE hash:ip; then version=$(ipset --version | sed -n 's/^ipset v\([0-9.]*\).*/\1/p'); fi
+    json_or_null "$version"
+}
+
+# Apply a kept bundle: the one before the recorded one, or the one whose generation starts with $1.
+verb_rollback() {
+    [ -s "$STATE/history" ] || die 2 "no bundle was applied here, there is nothing to go back to"
+    case $1 in *[!0-9a-f]*) die 2 "\"$1\" is not a generation" ;; esac
+    settle
+    if [ -n "$settled" ]; then
+        case $(value_in "$work/previous/manifest.json" generation) in
+            "$1"*)
+                if [ -n "$dry_run" ]; then verb_check "$work/previous"; else verb_apply "$work/previous"; fi
+                return 0
+                ;;
+        esac
+    fi
+    if [ -n "$1" ]; then
+        found=$(sed -n "s/^\([0-9a-f]*\) $1[0-9a-f]*\$/\1/p" "$STATE/history")
+        [ -n "$found" ] || die 2 "generation $1 is not kept here; status lists those that are"
+        [ "$(printf '%s\n' "$found" | wc -l)" -eq 1 ] || die 2 "generation $1 is not unique, give more digits"
+    else
+        found=$(awk -v d="$(recorded digest)" '$1 == d { print last; exit } { last = $1 }' "$STATE/history")
+        [ -n "$found" ] || die 2 "no bundle before the recorded one is kept"
+    fi
+    if [ -n "$dry_run" ]; then verb_check "$STATE/bundles/$found"; else verb_apply "$STATE/bundles/$found"; fi
+}
+
+# Apply the recorded bundle again, with no help from outside.
+verb_restore() {
+    settle
+    last=$(recorded_bundle)
+    [ -n "$last" ] || die 2 "no bundle was applied here, there is nothing to restore"
+    verb_apply "$last"
+}
+
+# The host is as it was before the first apply; foreign rules are not touched.
+verb_cleanup() {
+    [ -n "$dry_run" ] || lock
+    settle
+    bundle=$(recorded_bundle)
+    compare_services "$bundle" ''
+    iptables_read
+    # What was applied says where to look, even on a host that now has chains in both flavours.
+    if [ -n "$(recorded flavour)" ] && [ "$(recorded flavour)" != "$flavour" ]; then
+        flavour=$(recorded flavour)
+        for fam in $FAMILIES; do iptables_save "$fam" >"$work/actual.$fam"; done
+    elif [ -n "$flavour_trouble" ]; then die 3 "$flavour_trouble"
+    fi
+    if [ -n "$dry_run" ]; then
+        changed=false
+        if [ -d "$STATE/before" ] || chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || nft_tables_exist || ipvs_present; then changed=true; fi
+        print_services
+        printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "seconds": %s, "warnings": [%s]}\n' \
+            "$changed" "$(json_or_null "$flavour")" "$(elapsed)" "$warnings"
+        return 0
+    fi
+    iptables_remove || die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
+    changed=false
+    if iptables_pending || [ -d "$STATE/before" ]; then changed=true; fi
+    if nft_tables_exist || [ -n "$(! has nft || nftables_markers)" ]; then
+        nftables_remove || die 4 "the tables kube-proxy of nftables mode could not be removed: $(cat "$work/refused")"
+        changed=true
+    fi
+    if ipvs_present; then
+        ipvs_remove || die 4 "what ipvs mode has could not be removed: $(cat "$work/refused")"
+        changed=true
+    fi
+    if [ -d "$STATE/before" ]; then
+        cleanup_sysctls
+        for name in $COUNTERS; do
+            if has nfacct && counter_exists "$name" && ! grep -q -x "$name" "$STATE/before/counters"; then
+                if counter_delete "$name"; then made_counters="$made_counters $name"; else warn "counter $name is in use and stays"; fi
+            fi
+        done
+    fi
+    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/lock"
+    rmdir "$STATE" 2>/dev/null || :
+    print_services
+    printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "chains": {%s}, ' "$changed" "$(json_or_null "$flavour")" "$(iptables_counts)"
+    printf '"sysctls": %d, "counters": %d, "seconds": %s, "warnings": [%s]}\n' \
+        "$changed_sysctls" "$(count_words "$made_counters")" "$(elapsed)" "$warnings"
+}
+
+# Look again at the real servers that were told to leave while they had connections.
+verb_drain() {
+    lock
+    mode=$(recorded mode)
+    [ "$mode" != ipvs ] || ipvs_drain
+    printf '{"verb": "drain", "ok": true, "draining": %d, "seconds": %s, "warnings": [%s]}\n' "$(ipvs_draining)" "$(elapsed)" "$warnings"
+}
+
+# Put sysctls back, except one that somebody changed since we set it.
+cleanup_sysctls() {
+    : >"$work/sysctls"
+    [ -z "$bundle" ] || sysctls_differ '' >"$work/sysctls"
+    while read -r name value; do
+        if grep -q "^$name " "$work/sysctls"; then
+            warn "sysctl $name was changed by somebody else and stays"
+            continue
+        fi
+        [ "$(cat "$(sysctl_path "$name")" 2>/dev/null)" != "$value" ] || continue
+        if write_value "$(sysctl_path "$name")" "$value"; then changed_sysctls=$((changed_sysctls + 1)); else warn "sysctl $name could not be set back to $value"; fi
+    done <"$STATE/before/sysctls"
+    if [ -s "$STATE/before/hashsize" ]; then write_value "$HASHSIZE" "$(cat "$STATE/before/hashsize")" || warn "the conntrack hash size could not be set back"; fi
+}
+
+main() {
+    now
+    started=$now
+    verb=${1:-}
+    case $verb in
+        -h | --help | help) usage; exit 0 ;;
+        --version) printf 'akp-node %s\n' "$VERSION"; exit 0 ;;
+        '') usage >&2; die 2 "no verb given" ;;
+    esac
+    shift
+    verify='' operand='' previous='' want_node=${AKP_NODE:-}
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --verify) verify=1 ;;
+            --services) services=1 ;;
+            --dry-run) dry_run=1 ;;
+            --max-removed) [ $# -gt 1 ] || die 2 "--max-removed needs a number"; max_removed=$2; shift ;;
+            --known) [ $# -gt 1 ] || die 2 "--known needs a key"; known=$2; shift ;;
+            -) operand=- ;;
+            --node) [ $# -gt 1 ] || die 2 "--node needs a name"; want_node=$2; shift ;;
+            -h | --help) usage; exit 0 ;;
+            -*) die 2 "unknown option $1, see akp-node --help" ;;
+            *) [ -z "$operand" ] || die 2 "one argument too many: $1"; operand=$1 ;;
+        esac
+        shift
+    done
+    for number in "$LOCK_WAIT" "$KEEP" "$CHUNK"; do
+        case $number in '' | *[!0-9]*) die 2 "AKP_LOCK_WAIT, AKP_KEEP and AKP_CHUNK are numbers, not \"$number\"" ;; esac
+    done
+    case $max_removed in *[!0-9]*) die 2 "--max-removed takes a number of percent, not \"$max_removed\"" ;; esac
+    case $verb in
+        apply | check) [ -n "$operand" ] || die 2 "$verb needs a bundle directory" ;;
+        rollback) ;;
+        status | facts | restore | cleanup | drain | ask) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
+        *) die 2 "unknown verb \"$verb\", see akp-node --help" ;;
+    esac
+    [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
+    [ "$verb" = ask ] || make_work
+    "verb_$verb" "$operand"
+    answered=1
+}
+
+main "$@"
