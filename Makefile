@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test sanity demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test soak sanity demo bench controlplane conformance record-goldens clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +37,10 @@ lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
-	@$(BIN)/pytest -q --numprocesses auto --dist loadfile -m 'not controlplane' $(ARGS)
+	@$(BIN)/pytest -q --numprocesses auto --dist loadfile -m 'not controlplane and not soak' $(ARGS)
+
+soak: setup controlplane  ## minutes of faults, load and random input (root)
+	@$(BIN)/pytest -q --timeout 3600 -m soak $(ARGS)
 
 sanity: setup  ## what is shipped, as ansible-test sees it
 	@.ci/ansible-test sanity
@@ -53,7 +56,7 @@ controlplane:  ## kube-apiserver and kube-proxy, compiled once (Go); KUBERNETES=
 	@tests/controlplane/build $(KUBERNETES)
 
 conformance: setup controlplane  ## the rules of a real kube-proxy against ours (root)
-	@$(BIN)/pytest -q tests/conformance
+	@$(BIN)/pytest -q -m 'not soak' tests/conformance
 	@$(BIN)/python -m tests.conformance $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(ARGS)
 
 record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
