@@ -13,7 +13,7 @@ from ..bundle.compare import UnreadableBundle
 from ..cluster.files import UnreadableFile
 from ..proxy.config import InvalidConfig
 from ..proxy.facts import InvalidFacts, UnusableNode
-from . import diff, names, program, render
+from . import diff, ledger, names, program, render
 from .console import UsageError
 
 _EPILOG = """\
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"akp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (render, diff, names, program):
+    for command in (render, diff, names, ledger, program):
         command.add_parser(commands)
     return top
 

@@ -1,0 +1,113 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""akp ledger: what was done to which node, and whether that record is still whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..ledger import FILE, BrokenLedger, entries, verify
+from .console import UsageError
+
+_DEFAULT = Path("~/.akp/default") / FILE
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command line of ledger."""
+    parser = commands.add_parser(
+        "ledger",
+        help="verify or show the record of what was done to nodes",
+        description="Every run that changes a node, or tries to, leaves entries in a file on the control host. Each "
+        "carries a hash over its text and its predecessor.",
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    check = verbs.add_parser(
+        "verify",
+        help="is it what was written",
+        description="Exits with 0 if every entry is as it was written, in its place, and the known one is among them; "
+        "with 1 if not.",
+    )
+    show = verbs.add_parser("show", help="the entries, for people")
+    for verb in (check, show):
+        verb.add_argument(
+            "file", nargs="?", type=Path, default=_DEFAULT, metavar="FILE", help=f"the ledger (default: {_DEFAULT})"
+        )
+    check.add_argument(
+        "--head", default="", metavar="HASH", help="the hash of an entry, as a run printed it: it must still be there"
+    )
+    show.add_argument("--node", default="", metavar="NAME", help="only what was done to this node or host")
+    show.add_argument("--run", default="", dest="run_name", metavar="ID", help="only the entries of this run")
+    show.add_argument("--last", type=int, default=0, metavar="N", help="only the last N entries of those")
+    show.add_argument("--json", action="store_true", help="for programs: the lines as they are")
+    check.set_defaults(run=_verify)
+    show.set_defaults(run=_show)
+
+
+def _existing(args: argparse.Namespace) -> Path:
+    file: Path = args.file.expanduser()
+    if not file.is_file():
+        raise UsageError(f"{file}: there is no ledger")
+    return file
+
+
+def _verify(args: argparse.Namespace) -> int:
+    file = _existing(args)
+    if args.head and not re.fullmatch("[0-9a-f]{64}", args.head):
+        raise UsageError(f"--head {args.head}: is no hash of 64 hexadecimal digits")
+    try:
+        head = verify(file, args.head)
+    except BrokenLedger as error:
+        print(f"broken: {error}")
+        return 1
+    print(f"intact: {head.number} entries, head {head.hash}")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    kept: deque[dict[str, Any]] = deque(maxlen=args.last or None)
+    try:
+        for entry in entries(_existing(args)):
+            if (not args.run_name or entry.get("run") == args.run_name) and _concerns(entry, args.node):
+                kept.append(entry)
+    except BrokenLedger as error:
+        broken = f"broken: {error}"
+    else:
+        broken = ""
+    for entry in kept:
+        print(json.dumps(entry) if args.json else "\n".join(_lines(entry)))
+    if broken:
+        print(broken)
+    return 1 if broken else 0
+
+
+def _concerns(entry: Mapping[str, Any], node: str) -> bool:
+    nodes = entry.get("nodes") or {}
+    return not node or node in nodes or any(each.get("node") == node for each in nodes.values())
+
+
+def _lines(entry: Mapping[str, Any]) -> Iterator[str]:
+    who = entry.get("who") or {}
+    name = who.get("name") or who.get("user") or "?"
+    parts = [
+        f"{entry['number']:>6}  {entry['time']}  {name}@{who.get('host', '?')}",
+        str(entry.get("action", "?")),
+        str(entry.get("result", "")),
+    ]
+    yield "  ".join(part for part in parts if part)
+    for key, title in (("reason", "reason"), ("snapshot", "cluster"), ("plan", "plan"), ("error", "error")):
+        if entry.get(key):
+            yield f"        {title} {entry[key]}"
+    if entry.get("approvers"):
+        yield f"        approved by {', '.join(entry['approvers'])}"
+    for host, each in (entry.get("nodes") or {}).items():
+        before, after = (str(each.get(key) or "nothing")[:12] for key in ("before", "after"))
+        told = f": {each['error']}" if each.get("error") else ""
+        yield f"        {host}  {before} -> {after}  {each.get('result', '')}{told}".rstrip()
+    if entry.get("torn"):
+        yield f"        before it, {entry['torn']} bytes of an entry that was never finished were taken away"

@@ -1,0 +1,153 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The ledger: what was done to which node, one JSON object a line, each sealed with the one before.
+
+An entry ends with its hash, which covers its text and the hash of its predecessor. Whoever edits, removes or moves an
+entry breaks the chain there; whoever cuts the end off, or writes all of it anew, cannot give it a head that somebody
+else has noted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+FILE = "ledger.jsonl"
+START = "0" * 64  # what the first entry has in place of a predecessor
+_HASH_LENGTH = len(',"hash":""}') + 64
+_LONGEST = 64 * 1024 * 1024
+
+
+class BrokenLedger(Exception):
+    """A ledger that is not what was written; the message names file, line and what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """The last entry: who knows it can tell whether the ledger was cut."""
+
+    number: int = 0
+    hash: str = START
+
+
+def append(file: Path, fields: Mapping[str, Any]) -> Head:
+    """Add an entry; when this returns, it is on the disk."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "r+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        head, torn = _tail(stream, file)
+        entry: dict[str, Any] = {
+            "number": head.number + 1,
+            "previous": head.hash,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **fields,
+        }
+        if torn:
+            # Its writer died in the middle and never told anybody of it; that it was there is worth a word.
+            entry["torn"] = torn
+        line = seal(entry)
+        stream.write(line)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_folder(file.parent, new=head.number == 0)
+    return Head(head.number + 1, _hash_of(line))
+
+
+def seal(entry: Mapping[str, Any]) -> bytes:
+    """The line of an entry: its text, and the hash of that as the last member."""
+    body = json.dumps(entry, ensure_ascii=True, separators=(",", ":")).encode()
+    return body[:-1] + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+
+
+def _hash_of(line: bytes) -> str:
+    """The hash that a line carries."""
+    return line.rstrip(b"\n")[-66:-2].decode("ascii", "replace")
+
+
+def _tail(stream: IO[bytes], file: Path) -> tuple[Head, int]:
+    """The last entry, and how many bytes of a torn line were cut off behind it."""
+    end = stream.seek(0, os.SEEK_END)
+    if end == 0:
+        return Head(), 0
+    size, data = 4096, b""
+    while True:
+        start = max(0, end - size)
+        stream.seek(start)
+        data = stream.read(end - start)
+        whole = data.rfind(b"\n") + 1  # everything behind it is torn
+        before = data.rfind(b"\n", 0, whole - 1) + 1 if whole else 0
+        if start == 0 or before or size > _LONGEST:
+            break
+        size *= 4
+    torn = len(data) - whole
+    if torn:
+        stream.truncate(end - torn)
+    line = data[before:whole]
+    if not line:
+        return Head(), torn
+    entry = _entry(line, f"{file}: its last line")
+    return Head(entry["number"], _hash_of(line)), torn
+
+
+def _sync_folder(folder: Path, *, new: bool) -> None:
+    if new:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    """An entry whose text has the hash that it carries."""
+    text = line.rstrip(b"\n")
+    body = text[:-_HASH_LENGTH] + b"}"
+    if text[-_HASH_LENGTH:-66] != b',"hash":"' or text[-2:] != b'"}':
+        raise BrokenLedger(f"{where} is no entry of a ledger")
+    if hashlib.sha256(body).hexdigest() != _hash_of(line):
+        raise BrokenLedger(f"{where} was changed: its text does not have the hash that it carries")
+    try:
+        entry = json.loads(text)
+    except ValueError as error:
+        raise BrokenLedger(f"{where} is no JSON: {error}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("number"), int):
+        raise BrokenLedger(f"{where} is no entry of a ledger")
+    return entry
+
+
+def entries(file: Path) -> Iterator[dict[str, Any]]:
+    """The entries in order, each checked against the one before."""
+    head = Head()
+    with file.open("rb") as stream:
+        for index, line in enumerate(stream, 1):
+            where = f"{file}: line {index}"
+            if not line.endswith(b"\n"):
+                raise BrokenLedger(f"{where} has no end: whoever wrote it was stopped, and the next run will say so")
+            entry = _entry(line, where)
+            if entry["number"] != head.number + 1:
+                raise BrokenLedger(f"{where} is entry {entry['number']}, but entry {head.number + 1} belongs here")
+            if entry.get("previous") != head.hash:
+                raise BrokenLedger(f"{where} does not follow the line before it: its predecessor was another")
+            head = Head(entry["number"], entry["hash"])
+            yield entry
+
+
+def verify(file: Path, known: str = "") -> Head:
+    """The head of an intact ledger. With the head of an earlier day, that entry must still be in it."""
+    head, found = Head(), not known
+    for entry in entries(file):
+        head = Head(entry["number"], entry["hash"])
+        found = found or entry["hash"] == known
+    if not found:
+        raise BrokenLedger(
+            f"{file}: holds no entry with the hash {known}: its end was cut off, or all of it was written anew"
+        )
+    return head
