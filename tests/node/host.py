@@ -59,7 +59,8 @@ class Host:
     @property
     def environment(self) -> dict[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith("AKP_")}
-        env |= {"AKP_STATE": str(self.state), "AKP_IPTABLES": self.flavour, "LANG": "C"}
+        env |= {"AKP_STATE": str(self.state), "AKP_ETC": str(self.directory / "etc")}
+        env |= {"AKP_IPTABLES": self.flavour, "LANG": "C"}
         env |= {"XTABLES_LOCKFILE": str(self.directory / "xtables.lock"), "TMPDIR": str(self.directory)}
         if self.shell == "busybox":
             env["PATH"] = f"{self._applets()}:{env['PATH']}"

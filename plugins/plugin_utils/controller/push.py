@@ -21,6 +21,7 @@ from typing import Any
 
 from ..bundle.manifest import FILE
 from ..bundle.program import PROGRAM, node_program
+from ..bundle.release import release_files
 
 INSTALLED = "/usr/local/sbin/akp-node"
 STATE_DIR = "/var/lib/akp"
@@ -138,9 +139,9 @@ def program_digest() -> str:
 
 
 def bundle_files(directory: Path) -> list[tuple[str, bytes]]:
-    """The files of a bundle: those that its manifest lists, and the manifest."""
+    """The files of a bundle: those that its manifest lists, the manifest, and its release if it has one."""
     manifest = (directory / FILE).read_bytes()
-    names = json.loads(manifest)["files"]
+    names = [*json.loads(manifest)["files"], *(file.name for file in release_files(directory))]
     return [(FILE, manifest), *((name, (directory / name).read_bytes()) for name in names)]
 
 

@@ -14,8 +14,10 @@
 #   Reporting           messages, JSON, exit codes
 #   Bundle              copy, verify, read the manifest
 #   Guard               the shapes every line of a bundle must fit
+#   Settings            what /etc/akp pins on this host
 #   State directory     lock, record, what was there before
 #   Sysctls, counters   set if different, and put back
+#   Releases            signed by whom, for which node, how old
 #   iptables: host      flavour, families, reading tables
 #   iptables: plan      what differs, as restore files
 #   iptables: commit    stage, switch, undo
@@ -33,6 +35,7 @@
 #   ipvs: mode          what the verbs ask
 #   Deltas              what changes between two generations
 #   Carriers            ask, what changes per service port
+#   Commit-confirmed    a change that nobody confirms is undone
 #   Verbs
 #
 # awk programs stand in single quotes:

@@ -15,6 +15,7 @@ akp-node - make this host's kernel equal to a bundle
   akp-node status [--verify]                     compare the kernel with what was applied
   akp-node facts                                 what this host is and can do
   akp-node rollback [--verify] [GENERATION]      go back to the bundle before, or to a kept one
+  akp-node confirm [TOKEN]                       a change applied with --confirm-within stays
   akp-node restore [--verify]                    apply the recorded bundle again, e.g. at boot
   akp-node cleanup                               remove everything apply made
   akp-node drain                                 ipvs: delete what was told to leave and has become idle
@@ -26,6 +27,8 @@ Options
   --node NAME  refuse a bundle made for another node (or set AKP_NODE)
   --services   apply, check, rollback, cleanup: before the result, print each service port that
                changes as a line of JSON, after a - as it was and after a + as it will be
+  --confirm-within SECONDS
+               apply, rollback: undo the change by itself unless confirm comes in time
   --max-removed PERCENT
                apply, check, rollback: refuse if more of the service ports would go away
   --dry-run    rollback, cleanup: say what would be done; change nothing
@@ -34,6 +37,7 @@ Options
 
 Environment
   AKP_STATE      state directory, default /var/lib/akp
+  AKP_ETC        settings (node.conf) and allowed signers, default /etc/akp
   AKP_LOCK_WAIT  seconds to wait for another run, default 30
   AKP_KEEP       bundles kept for rollback, default 3
   AKP_IPTABLES   nft or legacy, where the host does not tell by itself
@@ -112,6 +116,7 @@ make_work() {
 # The end of every run. One that stops in the middle says so: what it had begun, the next apply completes.
 leave() {
     trap '' HUP INT TERM
+    if [ -n "$new_arm" ] && [ -n "$answered" ] && [ "$1" != 0 ]; then confirm_failed; fi
     rm -rf "$work"
     [ -z "$answered" ] || exit "$1"
     case $1 in

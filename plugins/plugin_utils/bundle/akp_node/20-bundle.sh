@@ -57,6 +57,7 @@ open_bundle() {
     for name in iptables.rules ip6tables.rules sysctls.conf nfacct.rules conntrack.udp nftables.nft ipset.rules ipvs.rules ip.batch ipvs.conf; do
         [ ! -e "$dir/$name" ] || [ -e "$bundle/$name" ] || die 2 "$name: not listed in the manifest"
     done
+    check_release "$dir"
 }
 
 # Unpack the bundle on stdin: gzip, and in it for each file a line "== NAME LINES" and then that many

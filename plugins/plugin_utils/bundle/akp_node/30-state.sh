@@ -4,26 +4,37 @@
 #   applied   key=value: what the last apply put into the kernel
 #   seen      digest of that bundle and checksum of the kernel's text, for ask
 #   ask       an answer to ask, good for as long as nothing changes
+#   counter   of the last release that was applied, where releases are asked for
 #   history   "digest generation" of the kept bundles, in the order they were first applied
 #   bundles/  DIGEST/, the kept bundles
 #   deltas/   1/, 2/, ...: the deltas applied since the recorded bundle
 #   before/   what cleanup has to put back
 #   unsettled, stale   nftables: a run was cut short; chains that the kernel would not let go of yet
 
+locked=
+waited=0
 # Take the lock, or end with 5. It is released when the process ends, however it ends.
 lock() {
+    [ -z "$locked" ] || return 0
     need flock util-linux
-    waited=0
     while :; do
         [ -d "$STATE" ] || mkdir -p "$STATE" 2>/dev/null || die 3 "cannot make the state directory $STATE"
         [ -w "$STATE" ] || die 3 "cannot write in the state directory $STATE"
         exec 9>>"$STATE/lock"
         # A cleanup that ended just now has removed the file: then the lock is on nothing.
-        if flock -n 9 && [ -e "$STATE/lock" ]; then return 0; fi
+        if flock -n 9 && [ -e "$STATE/lock" ]; then
+            locked=1
+            return 0
+        fi
         [ "$waited" -lt "$LOCK_WAIT" ] || die 5 "locked: another run holds $STATE/lock, gave up after $LOCK_WAIT s"
         waited=$((waited + 1))
         sleep 1
     done
+}
+
+unlock() {
+    exec 9>&-
+    locked=
 }
 
 # A value of the record of the last apply; empty when there is none.
@@ -89,14 +100,15 @@ add_history() {
     mv "$STATE/history.new" "$STATE/history"
 }
 
-# Forget the oldest bundles; $1 is in use.
+# Forget the oldest bundles; $1 is in use, and so is what an undo would go back to.
 prune_bundles() {
+    back=$(unconfirmed previous)
     known=0
     while read -r d g; do known=$((known + 1)); done <"$STATE/history"
     keep=" $1 "
     skip=$((known - KEEP))
     while read -r d g; do
-        if [ "$skip" -gt 0 ] && [ "$d" != "$1" ]; then skip=$((skip - 1)); continue; fi
+        if [ "$skip" -gt 0 ] && [ "$d" != "$1" ] && [ "$g" != "$back" ]; then skip=$((skip - 1)); continue; fi
         skip=$((skip - 1))
         keep="$keep$d "
         printf '%s %s\n' "$d" "$g"

@@ -11,6 +11,7 @@ DELTAS=50      # deltas kept beside a bundle before they are made one
 
 apply_delta() {
     if delta_applied; then
+        if [ -n "$counter" ]; then lock && check_age && note_release; fi
         print_change false
         return 0
     fi
@@ -22,6 +23,8 @@ apply_delta() {
     guard_delta
     delta_services
     lock
+    confirm_turn
+    check_age
     # While this run waited for the lock the other one may have changed everything.
     why=$(delta_obstacle)
     if [ -z "$why" ] && ! "${mode}_on_base"; then why="the kernel does not have generation $base"; fi
@@ -32,6 +35,7 @@ apply_delta() {
     previous=$(recorded generation)
     flavour=$(recorded flavour)
     keep_delta
+    confirm_arm
     if [ -e "$bundle/sysctls.conf" ]; then sysctls_apply; else unset_sysctls=$(recorded unset_sysctls); fi
     counters_apply
     "${mode}_delta" || {
@@ -44,6 +48,8 @@ apply_delta() {
     trap '' HUP INT TERM
     conntrack_apply delete
     record_delta
+    note_release
+    confirm_end true
     print_change true
 }
 
@@ -78,6 +84,7 @@ delta_obstacle() {
 # The answer when only a whole bundle will do: nothing was changed, and that is no failure.
 answer_full() {
     say "a whole bundle is needed: $1"
+    [ -z "$new_arm" ] || confirm_disarm
     printf '{"verb": "%s", "ok": true, "changed": false, "need": "full", "reason": %s, "node": %s, "mode": "%s", ' \
         "$verb" "$(json_string "$1")" "$(json_string "$node")" "$mode"
     printf '"generation": %s, "seconds": %s, "warnings": [%s]}\n' "$(json_or_null "$(recorded generation)")" "$(elapsed)" "$warnings"

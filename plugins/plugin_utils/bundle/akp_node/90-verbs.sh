@@ -10,12 +10,15 @@ verb_apply() {
     fi
     [ "$(recorded digest)" = "$digest" ] || guard
     lock
+    confirm_turn
+    check_age
     settle store
     previous=$(recorded generation)
     flavour=$(recorded flavour)
     compare_services "$(recorded_bundle)" "$bundle"
-    if [ -z "$verify" ] && [ "$(recorded digest)" = "$digest" ] && is_current; then
+    if [ -z "$verify" ] && [ "$(recorded digest)" = "$digest" ] && ! confirm_overdue && is_current; then
         [ "$mode" != ipvs ] || ipvs_drain
+        note_release
         print_change false
         return 0
     fi
@@ -23,6 +26,7 @@ verb_apply() {
     "${mode}_preflight"
     remember
     keep_bundle
+    confirm_arm
     sysctls_apply
     counters_apply
     "${mode}_compare"
@@ -43,6 +47,8 @@ verb_apply() {
     leave_other_modes
     conntrack_apply delete
     if [ "$changed" = true ] || [ "$(recorded digest)" != "$digest" ]; then record; fi
+    note_release
+    confirm_end "$changed"
     print_change "$changed"
     # Only a shortcut for ask: without it, ask takes the long way.
     if [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; then (note_seen) >/dev/null 2>&1 || :; fi
@@ -101,6 +107,7 @@ print_change() {
     if [ -d "$work/plan.4" ]; then printf '"chains": {%s}, ' "$("${mode}_counts")"; fi
     printf '"sysctls": %d, "counters": %d, "flows": %d, ' "$changed_sysctls" "$(count_words "$made_counters")" "$flows"
     if [ -e "$work/plan.ipvs/counts" ]; then ipvs_report; fi
+    confirm_answer
     if [ -n "$verify" ] && [ "$verb" = check ]; then printf '"differences": [%s], ' "$("${mode}_details")"; fi
     printf '"seconds": %s, "warnings": [%s]}\n' "$(elapsed)" "$warnings"
 }
@@ -170,6 +177,7 @@ verb_status() {
     printf '"mode": %s, "node": %s, "flavour": %s, ' "$(json_or_null "$mode")" "$(json_or_null "$node")" "$(json_or_null "$flavour")"
     printf '"appliedAt": %s, ' "$(t=$(recorded time); printf '%s' "${t:-null}")"
     printf '"kept": [%s], ' "$([ ! -f "$STATE/history" ] || awk '{ printf "%s\"%s\"", (NR > 1 ? ", " : ""), $2 }' "$STATE/history")"
+    confirm_status
     if [ "$drift" != null ]; then
         printf '"drift": %d, "differences": [%s], ' "$drift" "$(
             {
@@ -249,8 +257,15 @@ ipset_fact() {
 
 # Apply a kept bundle: the one before the recorded one, or the one whose generation starts with $1.
 verb_rollback() {
+    trusted=1
     [ -s "$STATE/history" ] || die 2 "no bundle was applied here, there is nothing to go back to"
     case $1 in *[!0-9a-f]*) die 2 "\"$1\" is not a generation" ;; esac
+    if [ -z "$1" ] && [ -f "$STATE/unconfirmed" ] && [ -z "$dry_run" ]; then
+        [ -n "$(unconfirmed previous)" ] || die 2 "no bundle was there before the one that waits for its confirmation; cleanup removes it"
+        verify=1
+        go_back_to "$(unconfirmed previous)"
+        return 0
+    fi
     settle
     if [ -n "$settled" ]; then
         case $(value_in "$work/previous/manifest.json" generation) in
@@ -273,6 +288,12 @@ verb_rollback() {
 
 # Apply the recorded bundle again, with no help from outside.
 verb_restore() {
+    trusted=1
+    if confirm_overdue; then
+        lock
+        confirm_undo
+        return 0
+    fi
     settle
     last=$(recorded_bundle)
     [ -n "$last" ] || die 2 "no bundle was applied here, there is nothing to restore"
@@ -319,7 +340,11 @@ verb_cleanup() {
             fi
         done
     fi
-    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/lock"
+    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed"
+    confirm_disarm
+    rm -rf "$STATE/lock"
+    # Where releases are asked for, an old one must not count again.
+    if ! signed_only; then rm -f "$STATE/counter" "$STATE/counter.new"; fi
     rmdir "$STATE" 2>/dev/null || :
     print_services
     printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "chains": {%s}, ' "$changed" "$(json_or_null "$flavour")" "$(iptables_counts)"
@@ -367,6 +392,7 @@ main() {
             --services) services=1 ;;
             --dry-run) dry_run=1 ;;
             --max-removed) [ $# -gt 1 ] || die 2 "--max-removed needs a number"; max_removed=$2; shift ;;
+            --confirm-within) [ $# -gt 1 ] || die 2 "--confirm-within needs a number of seconds"; confirm_within=$2; shift ;;
             --known) [ $# -gt 1 ] || die 2 "--known needs a key"; known=$2; shift ;;
             -) operand=- ;;
             --node) [ $# -gt 1 ] || die 2 "--node needs a name"; want_node=$2; shift ;;
@@ -382,12 +408,14 @@ main() {
     case $max_removed in *[!0-9]*) die 2 "--max-removed takes a number of percent, not \"$max_removed\"" ;; esac
     case $verb in
         apply | check) [ -n "$operand" ] || die 2 "$verb needs a bundle directory" ;;
-        rollback) ;;
+        rollback | confirm | undo | await) ;;
         status | facts | restore | cleanup | drain | ask) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
         *) die 2 "unknown verb \"$verb\", see akp-node --help" ;;
     esac
     [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
-    [ "$verb" = ask ] || make_work
+    # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
+    case $verb in apply | check) check_settings ;; esac
+    case $verb in ask | await) ;; *) make_work ;; esac
     "verb_$verb" "$operand"
     answered=1
 }
