@@ -31,6 +31,7 @@ class ActionModule(ControlAction):
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
         "snapshot": {"type": "path"},
+        "digest": {"type": "str"},
         "config": {"type": "raw"},
         "hosts": {"type": "list", "elements": "str"},
         "node_names": {"type": "dict", "default": {}},
@@ -42,6 +43,7 @@ class ActionModule(ControlAction):
     }
     VARIABLES: ClassVar[dict[str, str]] = {
         "snapshot": "kube_proxy_snapshot",
+        "digest": "kube_proxy_snapshot_digest",
         "config": "kube_proxy_config",
         "compat": "kube_proxy_compat",
         "schedulers": "kube_proxy_schedulers",
@@ -59,6 +61,11 @@ class ActionModule(ControlAction):
         snapshot = plan_snapshot(plan) if plan else directory.snapshot
         if options["snapshot"]:
             snapshot = Path(options["snapshot"]).expanduser()
+        if options["digest"] and peek(snapshot) != options["digest"]:
+            raise AnsibleActionFail(
+                f"{snapshot}: has the digest {peek(snapshot) or 'of no snapshot'}, but {options['digest']} was asked "
+                "for: this is not the cluster that the other runs see"
+            )
         names = options["node_names"]
         targets = None
         if options["hosts"] is not None:

@@ -35,16 +35,26 @@ class ActionModule(ControlAction):
         **DIR_OPTION,
         "cluster_dir": {"type": "path"},
         "dest": {"type": "path"},
+        "resource_version": {"type": "str"},
+        "digest": {"type": "str"},
         "timeout": {"type": "int", "default": 60},
         "strict": {"type": "bool", "default": False},
     }
     VARIABLES: ClassVar[dict[str, str]] = {
         **API_VARIABLES,
         "cluster_dir": "kube_proxy_cluster_dir",
+        "resource_version": "kube_proxy_resource_version",
+        "digest": "kube_proxy_snapshot_digest",
         "timeout": "kube_proxy_api_timeout",
         "strict": "kube_proxy_strict",
     }
-    RULES: ClassVar[dict[str, Any]] = {"mutually_exclusive": [("cluster_dir", "kubeconfig"), ("cluster_dir", "host")]}
+    RULES: ClassVar[dict[str, Any]] = {
+        "mutually_exclusive": [
+            ("cluster_dir", "kubeconfig"),
+            ("cluster_dir", "host"),
+            ("cluster_dir", "resource_version"),
+        ]
+    }
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         """Read, compare with what was known, write."""
@@ -56,6 +66,11 @@ class ActionModule(ControlAction):
             shown = "\n".join(problems[:20])
             raise AnsibleActionFail(f"{len(problems)} parts of the cluster cannot be used, and strict is set:\n{shown}")
         digest = record.digest
+        if options["digest"] and digest != options["digest"]:
+            raise AnsibleActionFail(
+                f"{record.source}: has the digest {digest}, but {options['digest']} was asked for: this is not the "
+                "cluster that the other runs see. Read it once, for all of them"
+            )
         changed = peek(dest) != digest
         record.write(dest)
         times = watch.fields()
@@ -66,6 +81,7 @@ class ActionModule(ControlAction):
             "digest": digest,
             "source": record.source,
             "counts": record.counts,
+            "resource_version": record.resource_version,
             "resource_versions": record.resource_versions,
             "problems": problems,
             "seconds": round(times["ended"] - times["began"], 2),
@@ -81,7 +97,7 @@ def _read(options: Mapping[str, Any]) -> tuple[Record, list[str]]:
     from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import connect
 
     with connect(Access.of(options), timeout=options["timeout"]) as api:
-        record = api.record()
+        record = api.record_at(options["resource_version"]) if options["resource_version"] else api.record()
     if not options["strict"]:
         return record, []
     return record, [str(problem) for problem in snapshot_of(record).problems]

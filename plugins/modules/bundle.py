@@ -27,6 +27,12 @@ options:
       - The snapshot to render from. The default is C(snapshot.json) in O(dir).
       - If not given, the variable C(kube_proxy_snapshot) holds.
     type: path
+  digest:
+    description:
+      - Fail unless the snapshot has this digest. Runs that share out the nodes of a cluster among themselves give the
+        same one, so that none of them renders another state of the cluster.
+      - If not given, the variable C(kube_proxy_snapshot_digest) holds.
+    type: str
   config:
     description:
       - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping. In a mapping C(apiVersion) and

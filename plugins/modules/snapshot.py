@@ -34,6 +34,18 @@ options:
   dest:
     description: Where the snapshot is written. The default is C(snapshot.json) in O(dir).
     type: path
+  resource_version:
+    description:
+      - Read the cluster as it was at this resource version, RV(resource_version) of another snapshot, so that runs on
+        several control hosts see the same cluster without sharing a file. Fails if the API server does not have it any
+        more, usually after about five minutes.
+      - If not given, the variable C(kube_proxy_resource_version) holds.
+    type: str
+  digest:
+    description:
+      - Fail unless what was read has this digest.
+      - If not given, the variable C(kube_proxy_snapshot_digest) holds.
+    type: str
   timeout:
     description:
       - Seconds that the API server may take for one answer.
@@ -58,6 +70,12 @@ EXAMPLES = r"""
     dir: ~/.akp/production
   run_once: true
   register: snapshot
+
+- name: Read the cluster as another control host saw it a moment ago
+  agentless.kube_proxy.snapshot:
+    resource_version: "4711"
+    digest: 2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824
+  run_once: true
 
 - name: Read the cluster from what kubectl printed
   agentless.kube_proxy.snapshot:
@@ -86,6 +104,11 @@ counts:
   type: dict
   returned: success
   sample: {EndpointSlice: 12, Node: 3, Service: 10, ServiceCIDR: 1}
+resource_version:
+  description: The one moment that all lists are of. Empty if the API server could no longer tell, and for files.
+  type: str
+  returned: success
+  sample: "4711"
 resource_versions:
   description: The resource version of each list. All the same, unless the API server could no longer tell.
   type: dict

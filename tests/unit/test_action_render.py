@@ -62,6 +62,22 @@ def test_a_host_that_has_its_state_is_not_stale_and_gets_none(work: WorkDirector
     assert (outcome.stale, outcome.written) == ([], [])
 
 
+def test_runs_that_share_out_the_nodes_keep_what_the_other_learned(
+    work: WorkDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = render_module._render
+
+    def other_run_meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(render_module, "_render", compute)
+        go(work, hosts("n2"))
+        compute(*arguments)
+
+    monkeypatch.setattr(render_module, "_render", other_run_meanwhile)
+    go(work, hosts("n1"))
+    monkeypatch.setattr(render_module, "_render", lambda *_: pytest.fail("it was computed again"))
+    assert go(work, hosts("n1", "n2")).stale == ["n1", "n2"]
+
+
 def test_with_nothing_new_nothing_is_computed(work: WorkDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     first = go(work, hosts("n1", "n2"))
     monkeypatch.setattr(render_module, "_render", lambda *_: pytest.fail("it was computed again"))

@@ -72,6 +72,28 @@ def test_all_lists_are_of_the_moment_of_the_first(server: Server) -> None:
     assert all(query["resourceVersion"] == "100" and query["resourceVersionMatch"] == "Exact" for query in later)
 
 
+def test_a_moment_that_several_runs_agreed_on_is_insisted_on(server: Server) -> None:
+    server.version = 250
+    with connected(server) as api:
+        record = api.record_at("100")
+    assert record.resource_version == "100"
+    assert all(query["resourceVersion"] == "100" for _path, query in server.asked)
+    assert all(query["resourceVersionMatch"] == "Exact" for _path, query in server.asked)
+    server.once(status(410, "too old resource version"), "/api/v1/nodes")
+    with connected(server) as api, pytest.raises(Expired, match="resourceVersion 100 cannot be read any more"):
+        api.record_at("100")
+
+
+def test_lists_of_different_moments_have_no_resource_version_in_common(server: Server) -> None:
+    def later(path: str, _query: dict[str, str]) -> Answer | None:
+        server.version += path == "/api/v1/nodes"
+        return None
+
+    server.once(status(410, "too old resource version"), "/api/v1/nodes")
+    server.trouble.append(later)
+    assert read(server).resource_version == ""
+
+
 def test_a_moment_that_the_server_forgot_is_not_insisted_on(server: Server) -> None:
     server.once(status(410, "too old resource version"), "/api/v1/nodes")
     server.once(status(504, "Too large resource version: 100, current: 7"), "/apis/networking.k8s.io/v1/servicecidrs")

@@ -115,6 +115,10 @@ class Api:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that is under way."""
         self._transport.close()
 
     def record(self, progress: Callable[[str], None] = lambda _name: None) -> Record:
@@ -123,19 +127,30 @@ class Api:
         at = ""
         for resource in RESOURCES:
             progress(resource.name)
-            lists.append(self._list_served(resource, at))
+            lists.append(self._list_served(resource, at, self.list))
             at = at or lists[0].resource_version
         return Record(tuple(lists), self.url)
 
-    def _list_served(self, resource: Resource, at: str) -> Listing:
+    def record_at(self, resource_version: str) -> Record:
+        """All four lists as they were at a resourceVersion, for runs that must all see the same; or Expired."""
         try:
-            return self.list(resource, at)
+            lists = [self._list_served(resource, resource_version, self._list_once) for resource in RESOURCES]
+        except Expired as error:
+            raise Expired(
+                f"{error} The cluster as it was at resourceVersion {resource_version} cannot be read any more "
+                "(a server keeps about five minutes): read it anew, and give its resourceVersion to all runs"
+            ) from error
+        return Record(tuple(lists), self.url)
+
+    def _list_served(self, resource: Resource, at: str, read: Callable[[Resource, str], Listing]) -> Listing:
+        try:
+            return read(resource, at)
         except NotServed:
             if resource is not SERVICE_CIDRS:
                 raise
         # ServiceCIDRs are younger than the rest: v1 since 1.33, v1beta1 since 1.31. Without them nobody misses them.
         try:
-            return self.list(dataclasses.replace(resource, version="v1beta1"), at)
+            return read(dataclasses.replace(resource, version="v1beta1"), at)
         except NotServed:
             return Listing(resource.kind, resource.api_version, "", ())
 
@@ -220,8 +235,13 @@ class Api:
         delay = FIRST_DELAY * 2 ** (attempt - 1) * random.uniform(0.8, 1.2) if asked is None else asked
         self._sleep(min(delay, LONGEST_DELAY))
 
-    def watch(self, resource: Resource, resource_version: str, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(type, object) of every event after a resourceVersion, bookmarks included, until the time is over."""
+    def watch(
+        self, resource: Resource, resource_version: str, seconds: float, grace: float = 10.0
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(type, object) of every event after a resourceVersion, bookmarks included, until the time is over.
+
+        A server that neither says anything nor ends the watch in time, and some, is taken for gone.
+        """
         query = [
             *resource.selectors,
             ("watch", "true"),
@@ -231,7 +251,7 @@ class Api:
         ]
         url = f"{resource.path}?{urllib.parse.urlencode(query)}"
         try:
-            with self._transport.stream(url, seconds + self._timeout) as (status, lines):
+            with self._transport.stream(url, seconds + grace) as (status, lines):
                 if status != 200:
                     raise refusal(self.url, resource, "watch", status, b"".join(lines))
                 for line in lines:

@@ -9,7 +9,8 @@
     runs/RUN/         what the tasks of a run did, for its summary
     plan.json         what a run in check mode would do
 
-Two runs must not share one at the same time; clusters each have their own.
+Runs may share one at the same time if each has hosts of its own and all are given the same snapshot; otherwise each run
+needs its own. Clusters each have their own.
 """
 
 from __future__ import annotations
@@ -76,11 +77,13 @@ class WorkDirectory:
                 yield content
 
     def forget_old_runs(self) -> None:
-        """Keep the notes of the last few runs only."""
-        runs = sorted(
-            (each for each in self.run.parent.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime
-        )
-        for each in runs[:-_KEPT_RUNS]:
+        """Keep the notes of the last few runs only, and of those that still go on."""
+        ended = []
+        for each in self.run.parent.iterdir():
+            with contextlib.suppress(OSError):  # another run may be tidying up as well
+                if not _goes_on(each.name):
+                    ended.append((each.stat().st_mtime, each))
+        for _time, each in sorted(ended)[:-_KEPT_RUNS]:
             shutil.rmtree(each, ignore_errors=True)
 
 
@@ -97,11 +100,20 @@ class Stopwatch:
 
 def run_id() -> str:
     """Names the run: tasks are processes that ansible-playbook started, so its process names them all."""
-    parent = os.getppid()
+    return _named(os.getppid())
+
+
+def _named(process: int | str) -> str:
+    """A process, by its number and the moment it began: numbers are used again."""
     started = ""
     with contextlib.suppress(OSError, IndexError):
-        started = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    return f"{parent}-{started}" if started else str(parent)
+        started = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    return f"{process}-{started}" if started else str(process)
+
+
+def _goes_on(run: str) -> bool:
+    process, dash, _started = run.partition("-")
+    return bool(dash) and _named(process) == run
 
 
 def _file_name(host: str) -> str:

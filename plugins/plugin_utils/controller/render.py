@@ -238,7 +238,10 @@ class _Index:
         self._nodes[each.node] = {"facts": self._facts(each), "generation": generation, "counts": dict(counts)}
 
     def write(self) -> None:
-        """For the next run."""
+        """For the next run; what another run learned meanwhile from the same inputs is kept."""
+        there = read_json(self._file) or {}
+        if there.get("inputs") == self._shared:
+            self._nodes = {**(there.get("nodes") or {}), **self._nodes}
         content = {"inputs": self._shared, "nodes": self._nodes, "problems": self.problems, "ignored": self.ignored}
         if read_json(self._file) != json.loads(json.dumps(content)):
             write_json(self._file, content)
