@@ -13,6 +13,7 @@ from ..bundle.compare import UnreadableBundle
 from ..cluster.files import UnreadableFile
 from ..proxy.config import InvalidConfig
 from ..proxy.facts import InvalidFacts, UnusableNode
+from ..proxy.policy import InvalidPolicy, RefusedVips
 from . import diff, ledger, names, program, render
 from .console import UsageError
 
@@ -51,7 +52,19 @@ def main(argv: list[str] | None = None) -> int:
         for each in error.errors:
             print(f"akp: {args.config}: {each}", file=sys.stderr)
         return 2
-    except (InvalidFacts, UnknownBackend, UnreadableBundle, UnreadableFile, UnusableNode, UsageError) as error:
+    except RefusedVips as error:
+        for found in error.found:
+            print(f"akp: refused: {found}", file=sys.stderr)
+        return 2
+    except (
+        InvalidFacts,
+        InvalidPolicy,
+        UnknownBackend,
+        UnreadableBundle,
+        UnreadableFile,
+        UnusableNode,
+        UsageError,
+    ) as error:
         print(f"akp: {error}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..cluster.objects import ANNOTATION_SCHEDULER
 from ..cluster.snapshot import Node, Snapshot
 from ..proxy.config import ProxyConfig, parse_config, with_schedulers
 from ..proxy.facts import node_facts
+from ..proxy.policy import ACTIONS, under_policy, vip_policy
 from ..proxy.view import ClusterView
 from .console import Progress, UsageError, report_left_out
 
@@ -72,6 +74,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="MINOR",
         help="the kube-proxy minor whose rules are written (default: %(default)s)",
     )
+    vips = parser.add_argument_group("addresses that Services claim, beyond kube-proxy")
+    vips.add_argument(
+        "--vips",
+        choices=ACTIONS,
+        default="warn",
+        help="an external or load balancer IP that is somebody else's: say so (the default), leave it out, or stop",
+    )
+    vips.add_argument(
+        "--external-ips",
+        action="append",
+        metavar="CIDR",
+        help="where externalIPs may lie; can be given more than once (default: anywhere)",
+    )
+    vips.add_argument(
+        "--load-balancer-ips",
+        action="append",
+        metavar="CIDR",
+        help="where IPs of load balancers may lie; can be given more than once (default: anywhere)",
+    )
     ipvs = parser.add_argument_group("ipvs mode, beyond kube-proxy")
     ipvs.add_argument(
         "--scheduler",
@@ -98,6 +119,10 @@ def run(args: argparse.Namespace) -> int:
         renderer = backends.renderer(config, args.compat)
         snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
         report_left_out(snapshot, strict=args.strict)
+        policy = vip_policy(args.vips, args.external_ips, args.load_balancer_ips)
+        snapshot, warnings = under_policy(snapshot, config, policy)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         nodes = _nodes(args, config, snapshot)
         gathered = _gathered(args.facts, nodes)
         progress.step("deciding")

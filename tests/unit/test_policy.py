@@ -1,0 +1,166 @@
+"""Addresses that Services claim: those of others are found, left out or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from agentless_kube_proxy.cli import main
+from agentless_kube_proxy.cluster.snapshot import Snapshot
+from agentless_kube_proxy.proxy.policy import (
+    InvalidPolicy,
+    RefusedVips,
+    check_vips,
+    conflicts,
+    under_policy,
+    vip_policy,
+)
+
+from .build import Object, config, node, port, service, slice_of, snapshot
+
+ROOT = Path(__file__).parents[2]
+ANYWHERE = vip_policy("warn", None, None)
+KUBERNETES = service("kubernetes", "default", clusterIP="10.96.0.1", ports=[port(443, "https")])
+API_SERVER = slice_of("kubernetes", "192.0.2.5", namespace="default")
+RANGES: Object = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "ServiceCIDR",
+    "metadata": {"name": "kubernetes"},
+    "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
+}
+
+
+def cluster(*objects: Object) -> Snapshot:
+    return snapshot(*objects, node("n1"), KUBERNETES, API_SERVER, RANGES)
+
+
+def found_in(*objects: Object, policy: object = ANYWHERE) -> list[str]:
+    return [str(each) for each in check_vips(cluster(*objects), config(clusterCIDR="10.244.0.0/16"), policy)]  # type: ignore[arg-type]
+
+
+def node_address() -> str:
+    return next(ip for sort, ip in cluster().nodes[0].addresses if sort == "InternalIP")
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1", "is a loopback address"),
+        ("127.8.9.10", "is a loopback address"),
+        ("::1", "is a loopback address"),
+        ("169.254.169.254", "is a link-local address, where clouds serve credentials"),
+        ("fe80::1", "is a link-local address"),
+        ("224.0.0.18", "is a multicast address"),
+        ("ff02::1", "is a multicast address"),
+        ("255.255.255.255", "is the broadcast address"),
+        ("0.0.0.0", "is no address that anybody could have"),
+        ("192.0.2.5", "is an address of the API server"),
+        ("10.96.0.1", "is the cluster IP of default/kubernetes"),
+        ("10.96.200.1", "is in the range of cluster IPs 10.96.0.0/16"),
+        ("fd00:10:96::99", "is in the range of cluster IPs fd00:10:96::/112"),
+        ("10.244.99.1", "is in the pod network 10.244.0.0/16"),
+    ],
+)
+@pytest.mark.parametrize("field", ["externalIPs", "loadBalancer"])
+def test_an_address_of_somebody_else_is_found(field: str, address: str, reason: str) -> None:
+    taker = (
+        service(clusterIP="10.96.7.7", externalIPs=[address])
+        if field == "externalIPs"
+        else service(type="LoadBalancer", ingress=(address,))
+    )
+    assert found_in(taker) == [f"Service/shop/web: {field} {address} {reason}"]
+
+
+def test_an_address_of_a_node_is_found() -> None:
+    assert found_in(service(externalIPs=[node_address()])) == [
+        f"Service/shop/web: externalIPs {node_address()} is an address of the node n1"
+    ]
+
+
+def test_the_pods_of_a_node_are_found_where_no_cluster_cidr_is_configured() -> None:
+    with_pods = snapshot(service(externalIPs=["10.9.1.3"]), node("n1", pod_cidrs=("10.9.1.0/24",)))
+    (found,) = check_vips(with_pods, config(), ANYWHERE)
+    assert found.reason == "is in the pod CIDR 10.9.1.0/24 of the node n1"
+
+
+def test_any_other_address_is_nobodys_business_unless_there_is_a_list() -> None:
+    taker = service(type="LoadBalancer", externalIPs=["203.0.113.7", "2001:db8::7"], ingress=("198.51.100.1",))
+    assert found_in(taker) == []
+    listed = vip_policy("warn", ["203.0.113.0/28"], ["198.51.100.1", "2001:db8::/64"])
+    assert found_in(taker, policy=listed) == [
+        "Service/shop/web: externalIPs 2001:db8::7 is not in 203.0.113.0/28",
+    ]
+    assert found_in(taker, policy=vip_policy("warn", [], None)) == [
+        "Service/shop/web: externalIPs 203.0.113.7 is not in any range, none is allowed",
+        "Service/shop/web: externalIPs 2001:db8::7 is not in any range, none is allowed",
+    ]
+
+
+def test_being_on_the_list_does_not_make_an_address_of_a_node_free() -> None:
+    listed = vip_policy("warn", ["0.0.0.0/0"], None)
+    assert len(found_in(service(externalIPs=["127.0.0.1", "203.0.113.7"]), policy=listed)) == 1
+
+
+def test_external_ips_that_the_configuration_ignores_are_ignored() -> None:
+    off = config(featureGates={"AllowServiceExternalIPs": False})
+    assert check_vips(cluster(service(externalIPs=["127.0.0.1"])), off, ANYWHERE) == ()
+
+
+def test_a_claim_is_left_out_and_the_service_stays() -> None:
+    taken = service(externalIPs=["127.0.0.1", "203.0.113.7"])
+    kept, said = under_policy(cluster(taken), config(), vip_policy("omit", None, None))
+    (web,) = [each for each in kept.services if each.name == "web"]
+    assert web.external_ips == ("203.0.113.7",)
+    assert said == ("Service/shop/web: externalIPs 127.0.0.1 is a loopback address; it is left out",)
+    same, said = under_policy(cluster(taken), config(), ANYWHERE)
+    assert same == cluster(taken), "as kube-proxy does it"
+    assert said == ("Service/shop/web: externalIPs 127.0.0.1 is a loopback address",)
+
+
+def test_a_claim_can_stop_everything() -> None:
+    with pytest.raises(RefusedVips, match=r"127\.0\.0\.1 is a loopback address"):
+        under_policy(cluster(service(externalIPs=["127.0.0.1"])), config(), vip_policy("refuse", None, None))
+    clean = cluster(service(externalIPs=["203.0.113.7"]))
+    assert under_policy(clean, config(), vip_policy("refuse", None, None)) == (clean, ())
+
+
+def test_services_that_claim_the_same_are_named() -> None:
+    one = service("one", clusterIP="10.96.7.1", externalIPs=["203.0.113.7"], ports=[port(80), port(53, "d", "UDP")])
+    two = service("two", clusterIP="10.96.7.2", type="LoadBalancer", ingress=("203.0.113.7",))
+    other = service("udp", clusterIP="10.96.7.3", externalIPs=["203.0.113.7"], ports=[port(80, "u", "UDP")])
+    nodes = [
+        service(f"n{i}", clusterIP=f"10.96.8.{i}", type="NodePort", ports=[port(9000 + i, nodePort=30080)])
+        for i in (1, 2)
+    ]
+    assert [str(each) for each in conflicts(snapshot(one, two, other, *nodes), config())] == [
+        "Service/shop/n2: claims node port 30080/tcp, as shop/n1 does",
+        "Service/shop/two: claims 203.0.113.7:80/tcp, as shop/one does",
+    ]
+
+
+def test_a_policy_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="'drop' is not one of warn, omit, refuse"):
+        vip_policy("drop", None, None)
+    with pytest.raises(InvalidPolicy, match="external IPs: '10/8' is neither"):
+        vip_policy("warn", ["10/8"], None)
+
+
+def test_akp_render_says_it_leaves_it_out_or_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    objects = [service(externalIPs=["169.254.169.254"]), slice_of("web", "10.244.1.1"), node("n1")]
+    (folder / "all.yaml").write_text(yaml.safe_dump_all(objects))
+    argv = ["render", "--cluster", str(folder), "--config", str(ROOT / "examples/shop/kube-proxy.yaml")]
+    argv += ["--all-nodes", "--output", str(tmp_path / "out")]
+    rules = tmp_path / "out" / "n1" / "iptables.rules"
+    assert main(argv) == 0
+    assert "warning: Service/shop/web: externalIPs 169.254.169.254 is a link-local" in capsys.readouterr().err
+    assert "169.254.169.254" in rules.read_text()
+    assert main([*argv, "--vips", "omit"]) == 0
+    assert "it is left out" in capsys.readouterr().err
+    assert "169.254.169.254" not in rules.read_text()
+    assert main([*argv, "--vips", "refuse"]) == 2
+    assert "akp: refused: Service/shop/web: externalIPs 169.254.169.254" in capsys.readouterr().err
+    assert main([*argv, "--external-ips", "nonsense"]) == 2
+    assert "neither a CIDR nor an address" in capsys.readouterr().err
