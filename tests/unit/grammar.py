@@ -93,4 +93,8 @@ GRAMMARS = {
         rf"|ipv6 (?:{_V6}|\*) \d+ (?:-|\[{_V6}\]:\d+(?:,\[{_V6}\]:\d+)*)"
     ),
     "services.jsonl": re.compile(r"\{[ -~]*\}"),
+    "health.conf": re.compile(
+        r"eligible (?:true|false)|period [1-9]\d*"
+        rf"|listen (?:ipv4 {_V4}|ipv6 {_V6})|check ipv[46] [1-9]\d{{0,4}} {_LABEL} {_LABEL} \d+"
+    ),
 }

@@ -37,6 +37,7 @@ def test_a_bundle_holds_a_file_for_every_tool(tmp_path: Path) -> None:
     assert sorted(written(tmp_path / "n1")) == [
         "akp-node",
         "conntrack.udp",
+        "health.conf",
         "ip6tables.rules",
         "iptables.rules",
         "manifest.json",

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 
 from ..addresses import endpoint_text
@@ -17,6 +18,7 @@ from .state import Object
 SYSCTLS: Object = ("file", "sysctls.conf")
 CONNTRACK: Object = ("file", "conntrack.udp")
 SERVICES: Object = ("file", "services.jsonl")
+HEALTH: Object = ("file", "health.conf")
 
 _CONNTRACK_MAX_LIMIT = 1048576
 
@@ -43,6 +45,18 @@ def conntrack_sysctls(view: NodeView) -> Iterator[tuple[str, int]]:
 def sysctl_lines(settings: Iterator[tuple[str, int]]) -> str:
     """Settings in the form of sysctl.d files."""
     return "".join(f"{name} = {value}\n" for name, value in settings)
+
+
+def health_lines(view: NodeView) -> str:
+    """What load balancers are told: about the node, and at the health check port of each Service."""
+    lines = [f"eligible {str(view.facts.eligible).lower()}\n", f"period {math.ceil(view.config.sync_period)}\n"]
+    for family in view.families:
+        name = family.family.value.lower()
+        anywhere = "0.0.0.0" if name == "ipv4" else "::"
+        addresses = (anywhere,) if family.node_ports.match_all else family.node_ports.ips
+        lines += [f"listen {name} {ip}\n" for ip in addresses]
+        lines += [f"check {name} {c.port} {c.namespace} {c.name} {c.local_endpoints}\n" for c in family.health_checks]
+    return "".join(lines)
 
 
 def udp_frontends(view: PortView, compat: Compat) -> str:

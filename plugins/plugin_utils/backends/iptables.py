@@ -17,7 +17,17 @@ from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
-from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
+from .common import (
+    CONNTRACK,
+    HEALTH,
+    SERVICES,
+    SYSCTLS,
+    conntrack_sysctls,
+    health_lines,
+    service_line,
+    sysctl_lines,
+    udp_frontends,
+)
 from .compat import Compat
 from .names import hash16
 from .state import Delta, Fragment, FrameObject, Object, State, fragment
@@ -97,6 +107,7 @@ class Renderer:
             COUNTERS: FrameObject(f"{INVALID_COUNTER}\n{LOCALHOST_COUNTER}\n" if view.facts.nfacct else ""),
             CONNTRACK: FrameObject(),
             SERVICES: FrameObject(),
+            HEALTH: FrameObject(health_lines(view)),
         }
         fragments: list[Fragment] = []
         for family in view.families:

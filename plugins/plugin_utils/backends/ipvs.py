@@ -21,7 +21,17 @@ from ..proxy.config import Ipvs
 from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
-from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
+from .common import (
+    CONNTRACK,
+    HEALTH,
+    SERVICES,
+    SYSCTLS,
+    conntrack_sysctls,
+    health_lines,
+    service_line,
+    sysctl_lines,
+    udp_frontends,
+)
 from .compat import Compat
 from .iptables import FILES, MARKER_CHAIN
 from .ipvs_rules import FILTER_CHAINS, JUMPS, NAT_CHAINS, SETS, rules, set_name
@@ -81,6 +91,7 @@ class Renderer:
             SYSCTLS: FrameObject(sysctl_lines(_sysctls(view))),
             CONNTRACK: FrameObject(),
             SERVICES: FrameObject(),
+            HEALTH: FrameObject(health_lines(view)),
             SETTINGS: FrameObject(_settings(view.config.ipvs)),
         }
         fragments: list[Fragment] = []

@@ -16,7 +16,17 @@ from ..addresses import Family, is_loopback
 from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
 from ..proxy.view import FamilyView, NodeView, PortView
-from .common import CONNTRACK, SERVICES, SYSCTLS, conntrack_sysctls, service_line, sysctl_lines, udp_frontends
+from .common import (
+    CONNTRACK,
+    HEALTH,
+    SERVICES,
+    SYSCTLS,
+    conntrack_sysctls,
+    health_lines,
+    service_line,
+    sysctl_lines,
+    udp_frontends,
+)
 from .compat import Compat
 from .names import nftables_endpoint_base, nftables_port_base
 from .nftables_file import ADDRESS, BASE_CHAINS, CONTAINERS, NFT, element_line, rule_lines
@@ -61,6 +71,7 @@ class Renderer:
             SYSCTLS: FrameObject(sysctl_lines(conntrack_sysctls(view))),
             CONNTRACK: FrameObject(),
             SERVICES: FrameObject(),
+            HEALTH: FrameObject(health_lines(view)),
         }
         fragments: list[Fragment] = []
         for family in view.families:

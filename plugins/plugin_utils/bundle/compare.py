@@ -168,7 +168,7 @@ def _other_changes(old: Path, new: Path, *, explained: bool) -> Iterator[Change]
             continue
         # Rule files change with every Service; they are told line by line only if no Service explains it.
         if name in ("sysctls.conf", "nfacct.rules") or (
-            same_mode and not explained and name.endswith((".rules", ".nft"))
+            same_mode and not explained and name.endswith((".rules", ".nft", "health.conf"))
         ):
             details += _lines(name, old / name, new / name)
     if details:

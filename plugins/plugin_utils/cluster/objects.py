@@ -37,6 +37,7 @@ LABEL_HEADLESS = "service.kubernetes.io/headless"
 LABEL_PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 LABEL_SERVICE_NAME = "kubernetes.io/service-name"
 LABEL_ZONE = "topology.kubernetes.io/zone"
+TAINT_LEAVING = "ToBeDeletedByClusterAutoscaler"
 
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _CPUS = re.compile(r"[0-9]{1,6}")
@@ -324,6 +325,8 @@ class Reader:
             cpus=int(capacity) if _CPUS.fullmatch(capacity) else None,
             labels=tuple(sorted((str(key), str(value)) for key, value in labels.items())),
             ready=any(entry.get("type") == "Ready" and entry.get("status") == "True" for _path, entry in conditions),
+            leaving=bool(metadata.get("deletionTimestamp"))
+            or any(entry.get("key") == TAINT_LEAVING for _path, entry in fields.mappings(spec, "spec", "taints")),
         )
 
     def _node_addresses(self, status: Object) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from .files import UnreadableFile
-from .objects import ANNOTATION_PREFIX, LABEL_HEADLESS, LABEL_PROXY_NAME, LABEL_SERVICE_NAME, LABEL_ZONE, Reader
+from .objects import (
+    ANNOTATION_PREFIX,
+    LABEL_HEADLESS,
+    LABEL_PROXY_NAME,
+    LABEL_SERVICE_NAME,
+    LABEL_ZONE,
+    TAINT_LEAVING,
+    Reader,
+)
 from .snapshot import Snapshot
 
 DIGEST = f"{ANNOTATION_PREFIX}digest"
@@ -47,6 +55,12 @@ def _readiness(conditions: Any) -> Any:
         for entry in conditions
         if isinstance(entry, dict) and entry.get("type") == "Ready"
     ]
+
+
+def _leaving(taints: Any) -> Any:
+    if not isinstance(taints, list):
+        return taints
+    return [{"key": TAINT_LEAVING} for entry in taints if isinstance(entry, dict) and entry.get("key") == TAINT_LEAVING]
 
 
 # What is kept: True means all, a mapping these members, a function what it returns. Lists go entry by entry.
@@ -81,16 +95,16 @@ _KEPT: dict[str, Any] = {
         "endpoints": dict.fromkeys(("addresses", "conditions", "nodeName", "hints"), _WHOLE),
     },
     "Node": {
-        "metadata": {**_NAME, "labels": _WHOLE},
-        "spec": {"podCIDRs": _WHOLE},
+        "metadata": {**_NAME, "labels": _WHOLE, "deletionTimestamp": _WHOLE},
+        "spec": {"podCIDRs": _WHOLE, "taints": _leaving},
         "status": {"addresses": _WHOLE, "capacity": {"cpu": _WHOLE}, "conditions": _readiness},
     },
     "ServiceCIDR": {"metadata": _NAME, "spec": {"cidrs": _WHOLE}},
 }
 # Of a Node, what a rule can depend on: labels and readiness are for inventories.
 _NODE_RULES = {
-    "metadata": {**_NAME, "labels": {LABEL_ZONE: _WHOLE}},
-    "spec": {"podCIDRs": _WHOLE},
+    "metadata": {**_NAME, "labels": {LABEL_ZONE: _WHOLE}, "deletionTimestamp": _WHOLE},
+    "spec": {"podCIDRs": _WHOLE, "taints": _WHOLE},
     "status": {"addresses": _WHOLE, "capacity": {"cpu": _WHOLE}},
 }
 
@@ -153,6 +167,12 @@ class Record:
     def resource_versions(self) -> dict[str, str]:
         """Of each list, for a watch that goes on from here."""
         return {each.kind: each.resource_version for each in self.lists}
+
+    @property
+    def resource_version(self) -> str:
+        """The one moment that all lists are of; empty if they are not, or came from files."""
+        versions = {each.resource_version for each in self.lists if each.items or each.resource_version}
+        return versions.pop() if len(versions) == 1 else ""
 
     def chunks(self) -> Iterator[str]:
         """The text of the record."""

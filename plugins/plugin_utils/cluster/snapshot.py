@@ -87,6 +87,7 @@ class Node:
     cpus: int | None
     labels: tuple[tuple[str, str], ...]
     ready: bool
+    leaving: bool = False  # it is being deleted, or the cluster autoscaler is about to
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

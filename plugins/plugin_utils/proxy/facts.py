@@ -32,6 +32,7 @@ class NodeFacts:
     tcp_be_liberal: bool = False  # net.netfilter.nf_conntrack_tcp_be_liberal is set
     kernel: tuple[int, int] | None = None
     ipvs_addresses: tuple[str, ...] = ()  # addresses of kube-ipvs0, which are ours
+    eligible: bool = True  # for load balancers: the Node is there to stay
 
 
 def node_facts(node: Node, gathered: Mapping[str, Any] | None = None) -> NodeFacts:
@@ -45,6 +46,7 @@ def node_facts(node: Node, gathered: Mapping[str, Any] | None = None) -> NodeFac
         pod_cidrs=node.pod_cidrs,
         interface_addresses=("127.0.0.1", "::1", *internal, *external),
         cpus=node.cpus,
+        eligible=not node.leaving,
     )
     return facts if gathered is None else _gathered(facts, gathered)
 

@@ -67,7 +67,7 @@ class _PortViews:
     """The views of one service port from all nodes, each made once."""
 
     def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...], *, contested: bool) -> None:
-        self._port = port
+        self.port = port
         self._contested = contested
         self.endpoints = endpoints
         self._views: dict[tuple[str | None, str | None], PortView] = {}
@@ -84,13 +84,23 @@ class _PortViews:
         if known is None:
             selection = select_endpoints(
                 self.endpoints,
-                uses_cluster=self._port.uses_cluster,
-                uses_local=self._port.uses_local,
+                uses_cluster=self.port.uses_cluster,
+                uses_local=self.port.uses_local,
                 node_name=key[0],
                 zone=key[1],
             )
-            known = self._views[key] = PortView(self._port, self.endpoints, selection, self._contested)
+            known = self._views[key] = PortView(self.port, self.endpoints, selection, self._contested)
         return known
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """What a load balancer is told at the health check port of a Service."""
+
+    namespace: str
+    name: str
+    port: int
+    local_endpoints: int  # distinct addresses on this node that are ready
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +116,7 @@ class FamilyView:
     local_ports: tuple[PortView, ...]  # those with an endpoint on this node
     total_endpoints: int
     service_cidrs: tuple[str, ...]
+    health_checks: tuple[HealthCheck, ...] = ()  # sorted by port
 
     def allows_node_ip(self, port: ServicePort) -> bool:
         """Whether the source ranges of a service port contain this node."""
@@ -127,11 +138,13 @@ class ClusterView:
     def __init__(self, snapshot: Snapshot, config: ProxyConfig) -> None:
         self._snapshot = snapshot
         self._config = config
+        self._endpoints = {family: merge_slices(snapshot.slices, family) for family in FAMILIES}
         self._views = {family: self._port_views(family) for family in FAMILIES}
         self._located = {family: _located(views) for family, views in self._views.items()}
+        self._health = {family: self._health_checks(family) for family in FAMILIES}
 
     def _port_views(self, family: Family) -> list[_PortViews]:
-        merged = merge_slices(self._snapshot.slices, family)
+        merged = self._endpoints[family]
         ports = sorted(
             (port for service in self._snapshot.services for port in service_ports(service, family, self._config)),
             key=lambda port: (port.namespace, port.name, port.port_name, port.protocol),
@@ -145,6 +158,24 @@ class ClusterView:
             )
             for index, port in enumerate(ports)
         ]
+
+    def _health_checks(self, family: Family) -> list[tuple[ServicePort, dict[str, set[str]]]]:
+        """By port, one service port of each Service with a health check, and its ready addresses by node.
+
+        Every port of its EndpointSlices counts, even one that the Service does not have.
+        """
+        claimed: dict[int, ServicePort] = {}
+        for each in self._views[family]:
+            if each.port.health_check_node_port:
+                claimed.setdefault(each.port.health_check_node_port, each.port)
+        ready: dict[tuple[str, str], dict[str, set[str]]] = {(p.namespace, p.name): {} for p in claimed.values()}
+        for (namespace, name, _port, _protocol), endpoints in self._endpoints[family].items() if ready else ():
+            found = ready.get((namespace, name))
+            if found is not None:
+                for endpoint in endpoints:
+                    if endpoint.ready:
+                        found.setdefault(endpoint.node_name, set()).add(endpoint.ip)
+        return [(port, ready[port.namespace, port.name]) for _number, port in sorted(claimed.items())]
 
     def node_view(self, facts: NodeFacts) -> NodeView:
         """The view of one node."""
@@ -172,6 +203,10 @@ class ClusterView:
             total_endpoints=sum(len(each.endpoints) for each in views),
             service_cidrs=tuple(
                 sorted({c for each in self._snapshot.service_cidrs for c in each.cidrs if family_of(c) is family})
+            ),
+            health_checks=tuple(
+                HealthCheck(port.namespace, port.name, port.health_check_node_port, len(ready.get(facts.name, ())))
+                for port, ready in self._health[family]
             ),
         )
 

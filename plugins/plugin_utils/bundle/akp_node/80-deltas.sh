@@ -180,7 +180,7 @@ merge() {
     while [ "$i" -le "$upto" ]; do
         d=$STATE/deltas/$i
         set -- "$@" "$d"
-        for name in sysctls.conf nfacct.rules; do [ ! -e "$d/$name" ] || cp "$d/$name" "$target/$name"; done
+        for name in sysctls.conf nfacct.rules health.conf; do [ ! -e "$d/$name" ] || cp "$d/$name" "$target/$name"; done
         generation=$(value_in "$d/manifest.json" generation)
         i=$((i + 1))
     done
