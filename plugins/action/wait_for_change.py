@@ -41,8 +41,8 @@ class ActionModule(ControlAction):
         watch = Stopwatch()
         path = Path(options["snapshot"]).expanduser() if options["snapshot"] else self.directory(options).snapshot
         base = read_record(path) if path.exists() or options["snapshot"] else None
-        with connect(Access.of(options)) as api:
-            found = wait_for_change(api, base, timeout=options["timeout"], settle=options["settle"])
+        access = Access.of(options)
+        found = wait_for_change(lambda: connect(access), base, timeout=options["timeout"], settle=options["settle"])
         times = watch.fields()
         return {
             "changed": bool(found),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -105,10 +106,15 @@ class Transport:
         self._pool = pool
         self._headers = list(headers)
         self._close = close
+        self._streams: set[Any] = set()
         self.url = str(configuration.host).rstrip("/")
 
     def close(self) -> None:
-        """Give the connections back, and remove the key files that were written for them."""
+        """Give the connections back, end streams, and remove the key files that were written for them."""
+        for answer in list(self._streams):
+            # Another thread waits for its next line; whatever state it is in, it ends.
+            with contextlib.suppress(Exception):
+                answer.shutdown()
         self._pool.clear()
         self._close()
 
@@ -148,9 +154,11 @@ class Transport:
                 redirect=False,
                 preload_content=False,
             )
+            self._streams.add(answer)
             try:
                 yield answer.status, _lines(answer.stream(None, decode_content=True))
             finally:
+                self._streams.discard(answer)
                 # A watch that is left early has an open end: its connection cannot be used again.
                 answer.close()
 
@@ -210,12 +218,23 @@ def open_transport(access: Access, user_agent: str) -> Transport:
     if access.impersonate_user:
         headers.append(("Impersonate-User", access.impersonate_user))
     headers.extend(("Impersonate-Group", group) for group in access.impersonate_groups)
+    configuration.socket_options = _keepalive()
     try:
         pool = RESTClientObject(configuration).pool_manager
     except Exception as error:
         raise InvalidAccess(f"{configuration.host}: {error}") from error
     # The package removes the key files it writes at the exit of the interpreter, which a worker of Ansible never sees.
     return Transport(configuration, pool, headers, getattr(kube_config, "_cleanup_temp_files", lambda: None))
+
+
+def _keepalive() -> list[tuple[int, int, int]]:
+    """Notice within half a minute that the other end is gone: a watch may be silent for as long as it lasts."""
+    wanted = [(socket.SOL_SOCKET, "SO_KEEPALIVE", 1), (socket.IPPROTO_TCP, "TCP_NODELAY", 1)]
+    wanted += [
+        (socket.IPPROTO_TCP, name, value)
+        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25000))
+    ]
+    return [(level, getattr(socket, name), value) for level, name, value in wanted if hasattr(socket, name)]
 
 
 def _load(access: Access, configuration: Any, config: Any) -> None:

@@ -142,6 +142,10 @@ class Api:
             ) from error
         return Record(tuple(lists), self.url)
 
+    def list_served(self, resource: Resource) -> Listing:
+        """One complete list, of the version that the server has; empty where it may be missing and is."""
+        return self._list_served(resource, "", self.list)
+
     def _list_served(self, resource: Resource, at: str, read: Callable[[Resource, str], Listing]) -> Listing:
         try:
             return read(resource, at)

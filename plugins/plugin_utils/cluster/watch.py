@@ -1,194 +1,355 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Waiting until something changes that a rule depends on.
+"""The cluster as it is now: the four lists, and then every change of them, for as long as somebody wants to know.
 
-Most of what a cluster writes does not matter here: a Node's heartbeat, an annotation, a Service's selector. An event
-counts only if the facts that are read from its object are not those that were known.
+    with Watch(lambda: connect(access)) as watch:
+        while True:
+            update = watch.next(timeout=30.0)       # blocks; None if nothing that matters happened in that time
+            if update is not None:
+                update.initial                      # True once, when all four lists are complete
+                update.changes                      # (ObjectChange(kind, namespace, name, action), …), sorted
+                update.snapshot                     # Snapshot of now; what did not change is the same object as before
+                update.received, update.triggered   # when the oldest of it was heard of, and what caused it
+
+`next` gives everything since the last call as one update, so whoever wants to act at most once a second just does not
+call more often. What changed and changed back in between is not told; an event that no rule depends on never ends the
+wait. In asyncio: `await asyncio.to_thread(watch.next, 5.0)`. `watch.trouble` says why what is known may be old.
+
+A `base` is a Record that the caller has seen already: the first update then tells what is different from it, without
+an initial one. With `strict`, a missing right ends the watch at any time and not only at the beginning.
+
+Four threads follow a resource each. A watch that ends goes on from its last resourceVersion; one whose past the server
+has forgotten (410) starts with the whole list again, which is compared with what was known. A connection that breaks,
+or that is silent for longer than a watch lasts, is made anew, with credentials read anew: a token that was rotated and
+an API server that restarted are the same case.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import queue
+import datetime
+import random
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
 
-from .api import RESOURCES, SERVICE_CIDRS, Api, ApiError, Expired, Forbidden, NotServed, Resource, Unauthorized
-from .objects import Reader
+from .access import InvalidAccess
+from .api import RESOURCES, Api, ApiError, Expired, Forbidden, NotServed, Resource, Unauthorized
+from .objects import LABEL_SERVICE_NAME
 from .record import Listing, Record
-from .snapshot import EndpointSlice, Node, Service, ServiceCIDR, Snapshot
+from .snapshot import Snapshot
+from .store import Entry, ObjectChange, Store, key_of, read_listing, read_object
 
-Facts = Service | EndpointSlice | Node | ServiceCIDR
-Key = tuple[str, str, str]  # kind, namespace, name
+__all__ = ["ObjectChange", "Update", "Watch", "wait_for_change"]
 
-RETRY_SECONDS = 2.0
-# A watcher in trouble says so at least this often.
-STILL_TROUBLE_SECONDS = 20.0
+# How long one watch lasts. A connection that died without a word is noticed no later than this and GRACE_SECONDS.
+WATCH_SECONDS = 60.0
+GRACE_SECONDS = 10.0
+RETRY_SECONDS = 0.25
+LONGEST_RETRY_SECONDS = 5.0
+# A resource that the server does not have may come with its next version.
+UNSERVED_SECONDS = 600.0
+LAST_CHANGE_TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
 
-
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class ObjectChange:
-    """An object whose rule-relevant facts are not what they were."""
-
-    kind: str
-    namespace: str
-    name: str
-    action: str  # added, changed or removed
+T = TypeVar("T")
+Fatal = Forbidden | NotServed | Unauthorized | InvalidAccess
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _News:
-    """What a watcher has to say: an object's facts now, or why it cannot go on."""
+class Update:
+    """What happened since the update before."""
 
-    key: Key | None = None
-    facts: Facts | None = None
-    error: ApiError | None = None
-
-
-def facts_of(listings: Iterable[Listing]) -> dict[Key, Facts]:
-    """The facts of all objects, by what they are called."""
-    reader = Reader()
-    for each in listings:
-        for item in each.items:
-            reader.add_object(json.loads(item), each.kind, each.api_version)
-    return _by_key(reader.snapshot())
+    initial: bool
+    changes: tuple[ObjectChange, ...]
+    snapshot: Snapshot
+    received: float  # seconds since the epoch: when the oldest of the changes was heard of
+    triggered: Mapping[tuple[str, str], float]  # namespace, Service -> when the oldest change of its endpoints began
 
 
-def _by_key(snapshot: Snapshot) -> dict[Key, Facts]:
-    known: dict[Key, Facts] = {}
-    for service in snapshot.services:
-        known["Service", service.namespace, service.name] = service
-    for each in snapshot.slices:
-        known["EndpointSlice", each.namespace, each.name] = each
-    for node in snapshot.nodes:
-        # Labels and readiness are for inventories; no rule depends on them.
-        known["Node", "", node.name] = dataclasses.replace(node, labels=(), ready=False)
-    for cidr in snapshot.service_cidrs:
-        known["ServiceCIDR", "", cidr.name] = cidr
-    return known
+class _Wire:
+    """The connection that all threads share; a broken one is replaced once, whoever notices first."""
+
+    def __init__(self, connect: Callable[[], Api]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._api: Api | None = None
+
+    def api(self) -> Api:
+        with self._lock:
+            if self._api is None:
+                self._api = self._connect()
+            return self._api
+
+    def drop(self, broken: Api | None) -> None:
+        """Of a connection that is not the current one any more nothing is left to do."""
+        with self._lock:
+            if broken is not None and self._api is broken:
+                self._api = None
+                broken.close()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._api is not None:
+                self._api.close()
+            self._api = None
 
 
-def _facts_of_object(resource: Resource, obj: dict[str, Any]) -> Facts | None:
-    reader = Reader()
-    reader.add_object(obj, resource.kind, resource.api_version)
-    return next(iter(_by_key(reader.snapshot()).values()), None)
-
-
-def changes(before: Mapping[Key, Facts], after: Mapping[Key, Facts]) -> list[ObjectChange]:
-    """What is not as it was, in order."""
-    found = []
-    for key in before.keys() | after.keys():
-        if key not in before:
-            found.append(ObjectChange(*key, "added"))
-        elif key not in after:
-            found.append(ObjectChange(*key, "removed"))
-        elif before[key] != after[key]:
-            found.append(ObjectChange(*key, "changed"))
-    return sorted(found)
-
-
-class _Watcher(threading.Thread):
-    """Follows one resource until the time is over."""
+class Watch:
+    """A cluster that is watched; see the text of this module."""
 
     def __init__(
-        self, api: Api, resource: Resource, start: str, known: dict[Key, Facts], news: queue.Queue[_News], until: float
+        self,
+        connect: Callable[[], Api],
+        *,
+        base: Record | None = None,
+        strict: bool = False,
+        seconds: float = WATCH_SECONDS,
+        grace: float = GRACE_SECONDS,
     ) -> None:
-        super().__init__(daemon=True, name=f"watch {resource.name}")
-        self._api = api
-        self._resource = resource
-        self._version = start
-        self._names = {key for key in known if key[0] == resource.kind}
-        self._news = news
-        self._until = until
+        self._wire = _Wire(connect)
+        self._strict = strict
+        self._seconds = seconds
+        self._grace = grace
+        self._news = threading.Condition()
+        self._stopped = threading.Event()
+        # Everything from here on belongs to who holds the condition.
+        self._store = Store()
+        self._listings: tuple[Listing, ...] = ()
+        self._fatal: Exception | None = None
+        self._troubles: dict[str, tuple[float, Exception]] = {}
+        self._initial = base is None
+        self._last = 0.0
+        self._received = 0.0
+        self._triggered: dict[tuple[str, str], float] = {}
+        if base is not None:
+            for listing in base.lists:
+                self._store.replace(listing.kind, read_listing(listing))
+            self._store.take()
+            self._listings = base.lists
 
-    def run(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            try:
-                if not self._version:
-                    self._list()
-                self._follow(left)
-            except Expired:
-                self._version = ""
-            except NotServed as error:
-                if self._resource.kind != SERVICE_CIDRS.kind:
-                    self._news.put(_News(error=error))
+    def __enter__(self) -> Watch:
+        threading.Thread(target=self._begin, daemon=True, name="watch").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it; a `next` that waits gives None."""
+        self._stopped.set()
+        with self._news:
+            self._news.notify_all()
+        self._wire.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why what is known may be old, and since when; empty if all four watches are well."""
+        with self._news:
+            if not self._troubles:
+                return ""
+            since, error = min(self._troubles.values(), key=lambda each: each[0])
+        return f"for {time.monotonic() - since:.0f} s: {error}"
+
+    def raise_trouble(self) -> None:
+        """Raise what is the matter, if something is."""
+        with self._news:
+            for _since, error in self._troubles.values():
+                raise error
+
+    def next(self, timeout: float | None = None, *, settle: float = 0.0) -> Update | None:
+        """Everything since the last call, as soon as there is something; None if the time is over.
+
+        With `settle`, more is collected until there was nothing for so long, for at most ten times that.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._news:
+            while True:
+                if self._stopped.is_set():
+                    return None
+                if self._fatal is not None:
+                    raise self._fatal
+                now = time.monotonic()
+                end = deadline
+                if self._ready:
+                    first = now - (time.time() - self._received)
+                    end = now if self._initial else min(self._last + settle, first + 10 * settle)
+                    end = end if deadline is None else min(end, deadline)
+                    if end <= now:
+                        return self._take()
+                elif end is not None and end <= now:
+                    return None
+                self._news.wait(None if end is None else end - now)
+
+    @property
+    def _ready(self) -> bool:
+        return bool(self._listings) and (self._initial or self._store.pending)
+
+    def _take(self) -> Update:
+        initial, changes = self._initial, tuple(self._store.take())
+        triggered, self._triggered = self._triggered, {}
+        received, self._received = self._received, 0.0
+        self._initial = False
+        return Update(initial, () if initial else changes, self._store.snapshot(), received or time.time(), triggered)
+
+    # -- the threads
+
+    def _begin(self) -> None:
+        """The four lists, of one moment where the server can tell; then a thread for each."""
+        if not self._listings:
+            lists = self._persist("lists", _lists)
+            if lists is None:
                 return
-            except ApiError as error:
-                self._news.put(_News(error=error))
-                if isinstance(error, Forbidden | Unauthorized):
+            read = [(listing, read_listing(listing)) for listing in lists]
+            with self._news:
+                for listing, entries in read:
+                    self._store.replace(listing.kind, entries)
+                self._store.take()
+                self._listings = lists
+                self._received = time.time()
+                self._news.notify_all()
+        known = {listing.kind: listing for listing in self._listings}
+        for resource in RESOURCES:
+            threading.Thread(
+                target=self._follow, args=(resource, known.get(resource.kind)), daemon=True, name=resource.name
+            ).start()
+
+    def _follow(self, resource: Resource, known: Listing | None) -> None:
+        """One resource, until the end."""
+        version = known.resource_version if known else ""
+        api_version = known.api_version if known else resource.api_version
+        short = 0
+        while not self._stopped.is_set():
+            if not version:
+                listing = self._persist(resource.name, partial(Api.list_served, resource=resource))
+                if listing is None:
                     return
-                time.sleep(min(RETRY_SECONDS, left))
+                self._replace(listing)
+                version, api_version = listing.resource_version, listing.api_version
+                if not version:
+                    self._stopped.wait(UNSERVED_SECONDS)
+                    continue
+            served = dataclasses.replace(resource, version=api_version.rpartition("/")[2])
+            began = time.monotonic()
+            version = self._events(served, version)
+            # A server that ends every watch at once must not keep us busy.
+            short = short + 1 if time.monotonic() - began < 1 else 0
+            if short > 1:
+                self._stopped.wait(_delay(short - 1))
 
-    def _list(self) -> None:
-        """Start anew from the whole list: what is not in it any more was removed."""
-        listing = self._api.list(self._resource)
-        found = facts_of([listing])
-        for key in self._names - found.keys():
-            self._news.put(_News(key))
-        for key, facts in found.items():
-            self._news.put(_News(key, facts))
-        self._names = set(found)
-        self._version = listing.resource_version
+    def _events(self, resource: Resource, version: str) -> str:
+        """The events of one watch; the resourceVersion that the next one goes on from, empty if it cannot."""
+        api: Api | None = None
+        try:
+            api = self._wire.api()
+            for event, obj in api.watch(resource, version, self._seconds, self._grace):
+                self._well(resource.name)
+                if event != "BOOKMARK":
+                    entry = None if event == "DELETED" else read_object(obj, resource.kind, resource.api_version)
+                    self._put(resource.kind, obj, entry)
+                version = str((obj.get("metadata") or {}).get("resourceVersion") or version)
+            self._well(resource.name)
+        except Expired:
+            return ""
+        except (ApiError, InvalidAccess) as error:
+            # What was heard before the connection broke is heard; the next watch goes on after it.
+            self._trouble(resource.name, error, api)
+        return version
 
-    def _follow(self, seconds: float) -> None:
-        for event, obj in self._api.watch(self._resource, self._version, seconds):
-            metadata = obj.get("metadata") or {}
-            self._version = str(metadata.get("resourceVersion") or self._version)
-            if event == "BOOKMARK":
-                continue
-            key = (self._resource.kind, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
-            facts = None if event == "DELETED" else _facts_of_object(self._resource, obj)
-            self._names.add(key)
-            self._news.put(_News(key, facts))
+    def _persist(self, name: str, work: Callable[[Api], T]) -> T | None:
+        """Do something until it succeeds; None if the watch ended before."""
+        failed = 0
+        while not self._stopped.is_set():
+            api: Api | None = None
+            try:
+                api = self._wire.api()
+                result = work(api)
+                self._well(name)
+                return result
+            except (ApiError, InvalidAccess) as error:
+                failed += 1
+                self._trouble(name, error, api)
+                self._stopped.wait(_delay(failed))
+        return None
+
+    def _trouble(self, name: str, error: Exception, api: Api | None) -> None:
+        self._wire.drop(api)
+        with self._news:
+            since = self._troubles[name][0] if name in self._troubles else time.monotonic()
+            self._troubles[name] = (since, error)
+            if isinstance(error, Fatal) and (self._strict or not self._listings):
+                self._fatal = error
+                self._news.notify_all()
+
+    def _well(self, name: str) -> None:
+        if name in self._troubles:
+            with self._news:
+                self._troubles.pop(name, None)
+
+    def _replace(self, listing: Listing) -> None:
+        entries = read_listing(listing)
+        with self._news:
+            if self._store.replace(listing.kind, entries):
+                self._noticed()
+
+    def _put(self, kind: str, obj: dict[str, Any], entry: Entry | None) -> None:
+        trigger = _trigger(kind, obj) if entry is not None else None
+        with self._news:
+            if self._store.put(key_of(kind, obj), entry):
+                if trigger is not None:
+                    service, when = trigger
+                    self._triggered[service] = min(when, self._triggered.get(service, when))
+                self._noticed()
+
+    def _noticed(self) -> None:
+        self._last = time.monotonic()
+        self._received = self._received or time.time()
+        self._news.notify_all()
 
 
-def wait_for_change(api: Api, base: Record | None, *, timeout: float, settle: float = 0.0) -> list[ObjectChange]:
+def _lists(api: Api) -> tuple[Listing, ...]:
+    return api.record().lists
+
+
+def _delay(failed: int) -> float:
+    longest: float = min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(failed - 1, 10))
+    return longest * random.uniform(0.8, 1.2)
+
+
+def _trigger(kind: str, obj: Mapping[str, Any]) -> tuple[tuple[str, str], float] | None:
+    """The Service whose endpoints an object holds, and when the change of them began, if it says so."""
+    if kind != "EndpointSlice":
+        return None
+    metadata = obj.get("metadata") or {}
+    text = (metadata.get("annotations") or {}).get(LAST_CHANGE_TRIGGER_TIME)
+    service = (metadata.get("labels") or {}).get(LABEL_SERVICE_NAME)
+    try:
+        when = datetime.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    if when.tzinfo is None or not isinstance(service, str):
+        return None
+    return (str(metadata.get("namespace") or ""), service), when.timestamp()
+
+
+def wait_for_change(
+    connect: Callable[[], Api], base: Record | None, *, timeout: float, settle: float = 0.0
+) -> list[ObjectChange]:
     """Block until facts differ from those of a record, or until the time is over; what differs, perhaps nothing.
 
     After the first change more are collected until there was none for `settle` seconds, for at most ten times as long.
     Without a record, what the API server has now is what was known.
     """
     deadline = time.monotonic() + timeout
-    if base is None:
-        base = api.record()
-    before = facts_of(base.lists)
-    versions = base.resource_versions
-    now = dict(before)
-    news: queue.Queue[_News] = queue.Queue()
-    for resource in RESOURCES:
-        start = versions.get(resource.kind, "")
-        _Watcher(api, resource, start, before, news, deadline).start()
-    trouble: tuple[float, ApiError] | None = None
-    last = first = None
-    while True:
-        moment = time.monotonic()
-        end = deadline
-        if first is not None and last is not None:
-            end = min(deadline, last + settle, first + 10 * settle)
-        if moment >= end:
-            break
-        try:
-            each = news.get(timeout=end - moment)
-        except queue.Empty:
-            continue
-        if each.error is not None:
-            if isinstance(each.error, Forbidden | Unauthorized | NotServed):
-                raise each.error
-            trouble = (time.monotonic(), each.error)
-            continue
-        if each.key is None:
-            continue
-        if each.facts is None:
-            now.pop(each.key, None)
-        else:
-            now[each.key] = each.facts
-        if now.get(each.key) != before.get(each.key):
-            last = time.monotonic()
-            first = first or last
-    found = changes(before, now)
-    if not found and trouble is not None and time.monotonic() - trouble[0] < STILL_TROUBLE_SECONDS:
-        raise trouble[1]
-    return found
+    with Watch(connect, base=base, strict=True) as watch:
+        update = watch.next(timeout, settle=settle)
+        if update is not None and update.initial:
+            update = watch.next(max(0.0, deadline - time.monotonic()), settle=settle)
+        if update is not None:
+            return list(update.changes)
+        watch.raise_trouble()
+    return []
