@@ -36,6 +36,7 @@
 #   Deltas              what changes between two generations
 #   Carriers            ask, what changes per service port
 #   Commit-confirmed    a change that nobody confirms is undone
+#   Metrics             how a run ended, for Prometheus
 #   Verbs
 #
 # awk programs stand in single quotes:

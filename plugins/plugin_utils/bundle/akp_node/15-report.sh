@@ -117,6 +117,7 @@ make_work() {
 leave() {
     trap '' HUP INT TERM
     if [ -n "$new_arm" ] && [ -n "$answered" ] && [ "$1" != 0 ]; then confirm_failed; fi
+    metrics_write "$1" || :
     rm -rf "$work"
     [ -z "$answered" ] || exit "$1"
     case $1 in
