@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
-from ..proxy.view import NodeView
+from ..proxy.view import NodeView, PortView
 from . import iptables, ipvs, nftables, nftables_file
 from .compat import COMPATS, DEFAULT_COMPAT, Compat
 from .state import Delta, State
@@ -24,6 +24,9 @@ class Renderer(Protocol):
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
+
+    def forget(self, views: Iterable[PortView]) -> None:
+        """Views that nobody will ask for any more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TypeVar
 
 from ..addresses import endpoint_text
 from ..proxy.endpoints import Endpoint
@@ -21,6 +22,17 @@ SERVICES: Object = ("file", "services.jsonl")
 HEALTH: Object = ("file", "health.conf")
 
 _CONNTRACK_MAX_LIMIT = 1048576
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def forget_views(memories: Iterable[dict[tuple[PortView, K], V]], views: Iterable[PortView]) -> None:
+    """Take views out of what a renderer remembers of them."""
+    gone = set(views)
+    for known in memories if gone else ():
+        for key in [key for key in known if key[0] in gone]:
+            del known[key]
 
 
 def conntrack_sysctls(view: NodeView) -> Iterator[tuple[str, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..addresses import Family, host_cidr, is_loopback
 from ..proxy.endpoints import Endpoint
@@ -23,6 +23,7 @@ from .common import (
     SERVICES,
     SYSCTLS,
     conntrack_sysctls,
+    forget_views,
     health_lines,
     service_line,
     sysctl_lines,
@@ -99,6 +100,10 @@ class Renderer:
     def __init__(self, compat: Compat) -> None:
         self._compat = compat
         self._fragments: dict[_Context, dict[tuple[PortView, bool], Fragment]] = {}
+
+    def forget(self, views: Iterable[PortView]) -> None:
+        """Views that nobody will ask for any more."""
+        forget_views(self._fragments.values(), views)
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""

@@ -27,6 +27,7 @@ from .common import (
     SERVICES,
     SYSCTLS,
     conntrack_sysctls,
+    forget_views,
     health_lines,
     service_line,
     sysctl_lines,
@@ -84,6 +85,10 @@ class Renderer:
     def __init__(self, compat: Compat) -> None:
         self._compat = compat
         self._pieces: dict[_Context, dict[tuple[PortView, _Place], _Piece]] = {}
+
+    def forget(self, views: Iterable[PortView]) -> None:
+        """Views that nobody will ask for any more."""
+        forget_views(self._pieces.values(), views)
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""

@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from ..addresses import FAMILIES, Family, any_contains, family_of
-from ..cluster.snapshot import Snapshot
+from ..cluster.snapshot import EndpointSlice, Service, Snapshot
 from .config import ProxyConfig
-from .endpoints import Endpoint, merge_slices
+from .endpoints import Endpoint, ServicePortKey, merge_slices
 from .facts import (
     DetectLocal,
     NodeFacts,
@@ -68,8 +68,9 @@ class _PortViews:
 
     def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...], *, contested: bool) -> None:
         self.port = port
-        self._contested = contested
+        self.contested = contested
         self.endpoints = endpoints
+        self.node_names = {endpoint.node_name for endpoint in endpoints}
         self._views: dict[tuple[str | None, str | None], PortView] = {}
         hinted = port.uses_cluster and any(e.node_hints or e.zone_hints for e in endpoints)
         nodes = {e.node_name for e in endpoints} if port.uses_local else set()
@@ -89,8 +90,12 @@ class _PortViews:
                 node_name=key[0],
                 zone=key[1],
             )
-            known = self._views[key] = PortView(self.port, self.endpoints, selection, self._contested)
+            known = self._views[key] = PortView(self.port, self.endpoints, selection, self.contested)
         return known
+
+    def views(self) -> Iterable[PortView]:
+        """Those that were made so far."""
+        return self._views.values()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,31 +138,75 @@ class NodeView:
 
 
 class ClusterView:
-    """A cluster under a configuration; gives the view of each of its nodes."""
+    """A cluster under a configuration; gives the view of each of its nodes.
 
-    def __init__(self, snapshot: Snapshot, config: ProxyConfig) -> None:
+    Given the view before, of a snapshot that shares what did not change with this one, only what changed is decided
+    anew; the result is the same as without it.
+    """
+
+    def __init__(self, snapshot: Snapshot, config: ProxyConfig, before: ClusterView | None = None) -> None:
         self._snapshot = snapshot
         self._config = config
-        self._endpoints = {family: merge_slices(snapshot.slices, family) for family in FAMILIES}
-        self._views = {family: self._port_views(family) for family in FAMILIES}
+        if before is not None and before._config is not config:
+            before = None
+        same_services = before is not None and before._snapshot.services is snapshot.services
+        changed = _services_of_changed_slices(before._snapshot.slices if before else (), snapshot.slices)
+        self._endpoints = {family: self._merged(family, before, changed) for family in FAMILIES}
+        self._ports: dict[Family, list[tuple[ServicePort, ...]]] = {}
+        self._contested: dict[Family, set[int]] = {}
+        for family in FAMILIES:
+            if before is not None and same_services:
+                self._ports[family], self._contested[family] = before._ports[family], before._contested[family]
+            else:
+                self._ports[family] = self._service_ports(family, before)
+                self._contested[family] = _contested(port for ports in self._ports[family] for port in ports)
+        self._views = {family: self._port_views(family, before) for family in FAMILIES}
         self._located = {family: _located(views) for family, views in self._views.items()}
+        self._totals = {family: sum(len(each.endpoints) for each in views) for family, views in self._views.items()}
         self._health = {family: self._health_checks(family) for family in FAMILIES}
 
-    def _port_views(self, family: Family) -> list[_PortViews]:
-        merged = self._endpoints[family]
-        ports = sorted(
-            (port for service in self._snapshot.services for port in service_ports(service, family, self._config)),
-            key=lambda port: (port.namespace, port.name, port.port_name, port.protocol),
+    def _merged(
+        self, family: Family, before: ClusterView | None, changed: set[tuple[str, str]]
+    ) -> dict[ServicePortKey, tuple[Endpoint, ...]]:
+        """The endpoints of every service port."""
+        if before is None:
+            return merge_slices(self._snapshot.slices, family)
+        if not changed:
+            return before._endpoints[family]
+        merged = {key: known for key, known in before._endpoints[family].items() if key[:2] not in changed}
+        merged.update(
+            merge_slices((each for each in self._snapshot.slices if (each.namespace, each.service) in changed), family)
         )
-        contested = _contested(ports)
+        return merged
+
+    def _service_ports(self, family: Family, before: ClusterView | None) -> list[tuple[ServicePort, ...]]:
+        """The service ports of every Service, in order: Services are sorted, and so are the ports of each."""
+        known = dict(zip(map(id, before._snapshot.services), before._ports[family], strict=True)) if before else {}
         return [
-            _PortViews(
-                port,
-                merged.get((port.namespace, port.name, port.port_name, port.protocol), ()),
-                contested=index in contested,
-            )
-            for index, port in enumerate(ports)
+            known[id(service)] if id(service) in known else _sorted_ports(service, family, self._config)
+            for service in self._snapshot.services
         ]
+
+    def _port_views(self, family: Family, before: ClusterView | None) -> list[_PortViews]:
+        known = {id(each.port): each for each in before._views[family]} if before else {}
+        merged, contested = self._endpoints[family], self._contested[family]
+        made = []
+        for index, port in enumerate(port for ports in self._ports[family] for port in ports):
+            endpoints = merged.get((port.namespace, port.name, port.port_name, port.protocol), ())
+            same = known.get(id(port))
+            if same is not None and same.endpoints is endpoints and same.contested == (index in contested):
+                made.append(same)
+            else:
+                made.append(_PortViews(port, endpoints, contested=index in contested))
+        return made
+
+    def dropped(self, after: ClusterView) -> Iterable[PortView]:
+        """The views of service ports that a later view of the cluster does not have any more."""
+        for family in FAMILIES:
+            alive = {id(each) for each in after._views[family]}
+            for each in self._views[family]:
+                if id(each) not in alive:
+                    yield from each.views()
 
     def _health_checks(self, family: Family) -> list[tuple[ServicePort, dict[str, set[str]]]]:
         """By port, one service port of each Service with a health check, and its ready addresses by node.
@@ -200,7 +249,7 @@ class ClusterView:
             localhost_node_ports=self._config.localhost_node_ports and node_ports.contains_ipv4_loopback,
             ports=ports,
             local_ports=tuple(ports[index] for index in self._located[family].get(facts.name, ())),
-            total_endpoints=sum(len(each.endpoints) for each in views),
+            total_endpoints=self._totals[family],
             service_cidrs=tuple(
                 sorted({c for each in self._snapshot.service_cidrs for c in each.cidrs if family_of(c) is family})
             ),
@@ -209,6 +258,21 @@ class ClusterView:
                 for port, ready in self._health[family]
             ),
         )
+
+
+def _services_of_changed_slices(
+    before: tuple[EndpointSlice, ...], after: tuple[EndpointSlice, ...]
+) -> set[tuple[str, str]]:
+    """Namespace and name of the Services whose EndpointSlices are not the same objects as before."""
+    if before is after:
+        return set()
+    old, new = {id(each): each for each in before}, {id(each): each for each in after}
+    differing = [old[each] for each in old.keys() - new.keys()] + [new[each] for each in new.keys() - old.keys()]
+    return {(each.namespace, each.service) for each in differing}
+
+
+def _sorted_ports(service: Service, family: Family, config: ProxyConfig) -> tuple[ServicePort, ...]:
+    return tuple(sorted(service_ports(service, family, config), key=lambda port: (port.port_name, port.protocol)))
 
 
 def _contested(ports: Iterable[ServicePort]) -> set[int]:
@@ -227,7 +291,7 @@ def _located(views: Iterable[_PortViews]) -> dict[str, list[int]]:
     """Node name -> the positions of service ports with an endpoint there."""
     found: dict[str, list[int]] = {}
     for index, each in enumerate(views):
-        for name in {endpoint.node_name for endpoint in each.endpoints}:
+        for name in each.node_names:
             found.setdefault(name, []).append(index)
     return found
 
