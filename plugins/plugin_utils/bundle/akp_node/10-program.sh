@@ -33,6 +33,7 @@
 #   ipvs: plan          what differs, as input of ipset, ipvsadm and ip
 #   ipvs: commit        what comes, what goes, undo, draining
 #   ipvs: mode          what the verbs ask
+#   Health              what load balancers are told; nothing listens, systemd or inetd does
 #   Deltas              what changes between two generations
 #   Carriers            ask, what changes per service port
 #   Commit-confirmed    a change that nobody confirms is undone

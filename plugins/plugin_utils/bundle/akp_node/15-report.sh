@@ -20,6 +20,7 @@ akp-node - make this host's kernel equal to a bundle
   akp-node cleanup                               remove everything apply made
   akp-node drain                                 ipvs: delete what was told to leave and has become idle
   akp-node ask [--verify] [--known KEY]          status and facts in one, with as little work as will do
+  akp-node health PORT[/ipv6]|healthz            answer one HTTP request on stdin, for systemd or inetd
 
 Options
   --verify     apply, rollback, restore: compare every rule even if the generation is current;

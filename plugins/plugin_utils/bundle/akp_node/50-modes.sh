@@ -139,7 +139,10 @@ iptables_remove() {
     for fam in $FAMILIES; do
         owner=$(firewall_owner "$fam")
         : >"$work/wanted"
-        if [ -s "$STATE/before/firewall.$fam" ]; then
+        if foreign_noted "iptables.$fam"; then
+            cp "$STATE/foreign/iptables.$fam" "$work/wanted"
+            owner=own
+        elif [ -s "$STATE/before/firewall.$fam" ]; then
             if kubelet_here "$fam"; then
                 grep -v '^-A' "$STATE/before/firewall.$fam" >"$work/wanted"
             else

@@ -649,6 +649,7 @@ nftables_remove() {
     for f in $NFT_FAMILIES; do
         for t in kube-proxy kube-proxy-generation; do printf 'add table %s %s\ndelete table %s %s\n' "$f" "$t" "$f" "$t"; done
     done >"$work/remove"
+    ! foreign_noted nft || cat "$STATE/foreign/nft" >>"$work/remove"
     nft_run "$work/remove" || return 1
     rm -f "$STATE/stale" "$STATE/unsettled"
 }

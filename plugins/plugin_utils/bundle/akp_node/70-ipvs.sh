@@ -576,9 +576,11 @@ ipvs_let_go() {
 # Put sets, virtual servers and addresses back to what they were in the directory $1.
 ipvs_undo() {
     mv "$work/refused" "$work/reason"
+    named=$bundle/ipvs.rules
+    [ -e "$named" ] || named=/dev/null
     if ipvs_save "$work/now" && ipvs_addresses_as_batch "$1/addresses" >"$work/old.batch" &&
         sed 's/ bucketsize [0-9]*//;s/ initval [0-9a-fx]*//' "$1/sets" >"$work/old.sets" &&
-        ipvs_plan "$work/now" "$work/old.sets" "$1/servers" "$work/old.batch" /dev/null "$work/undo" "$bundle/ipvs.rules" &&
+        ipvs_plan "$work/now" "$work/old.sets" "$1/servers" "$work/old.batch" /dev/null "$work/undo" "$named" &&
         ipvs_add "$work/undo"
     then
         [ -s "$1/addresses" ] || ! ipvs_device || ip link del kube-ipvs0 2>/dev/null || :
@@ -697,6 +699,11 @@ ipvs_remember() {
 
 # Remove device, virtual servers and sets; the chains that ask them are gone already.
 ipvs_remove() {
+    if foreign_noted ipvs/sets; then
+        : >"$work/refused"
+        ipvs_undo "$STATE/foreign/ipvs"
+        return 0
+    fi
     ipvs_save "$work/leave-ipvs" || return 1
     last=$(recorded_bundle)
     : >"$work/left.conf"

@@ -34,6 +34,7 @@ apply_delta() {
     fi
     previous=$(recorded generation)
     flavour=$(recorded flavour)
+    sync_begins
     keep_delta
     confirm_arm
     if [ -e "$bundle/sysctls.conf" ]; then sysctls_apply; else unset_sysctls=$(recorded unset_sysctls); fi
@@ -50,6 +51,8 @@ apply_delta() {
     record_delta
     note_release
     confirm_end true
+    sync_ended
+    health_sync
     print_change true
 }
 

@@ -86,7 +86,7 @@ write_question() {
 PATH=\${PATH:-}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 read -r key </proc/sys/kernel/random/boot_id
 for name in $HOST_TOOLS; do if command -v "\$name" >/dev/null 2>&1; then key=\$key.\$name; fi; done
-if [ "\$1 \$2" = "\$key $program" ] && [ "\$($look | sha256sum)" = "$(sha256sum <"$work/look")" ]; then
+if [ "\$1 \$2" = "\$key $program" ] && [ ! -e $STATE/unconfirmed ] && [ ! -e $STATE/undone ] && [ "\$($look | sha256sum)" = "$(sha256sum <"$work/look")" ]; then
     ip -o addr show
     printf '%s\n' '{"verb": "ask", "ok": true, "facts": null, "status": {"state": "applied", "generation": "$generation", "mode": "$mode", "node": "$node", "flavour": "$flavour", "quick": true}, "akpNode": "$VERSION"}'
     exit 0
@@ -97,7 +97,7 @@ END
 
 # Is the kernel what it was when it was last found right? Sets generation, digest, mode, node, flavour.
 seen_still() {
-    [ -r "$STATE/seen" ] && [ -r "$STATE/applied" ] || return 1
+    [ -r "$STATE/seen" ] && [ -r "$STATE/applied" ] && [ ! -e "$STATE/unconfirmed" ] && [ ! -e "$STATE/undone" ] || return 1
     while IFS='=' read -r name value; do
         case $name in
             generation) generation=$value ;;
@@ -132,7 +132,7 @@ verb_ask() {
     else
         [ -n "$work" ] || make_work
         # A kernel that was right once and is not what it was: say in what.
-        if [ -r "$STATE/seen" ]; then verify=1; fi
+        if [ -r "$STATE/seen" ] && [ ! -e "$STATE/unconfirmed" ]; then verify=1; fi
         answer=$(verb_status)
     fi
     be_liberal=0

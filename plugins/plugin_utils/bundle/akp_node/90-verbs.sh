@@ -19,9 +19,12 @@ verb_apply() {
     if [ -z "$verify" ] && [ "$(recorded digest)" = "$digest" ] && ! confirm_overdue && is_current; then
         [ "$mode" != ipvs ] || ipvs_drain
         note_release
+        sync_ended
+        health_sync
         print_change false
         return 0
     fi
+    sync_begins
     "${mode}_read"
     "${mode}_preflight"
     remember
@@ -49,6 +52,8 @@ verb_apply() {
     if [ "$changed" = true ] || [ "$(recorded digest)" != "$digest" ]; then record; fi
     note_release
     confirm_end "$changed"
+    sync_ended
+    health_sync
     print_change "$changed"
     # Only a shortcut for ask: without it, ask takes the long way.
     if [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; then (note_seen) >/dev/null 2>&1 || :; fi
@@ -308,8 +313,10 @@ verb_cleanup() {
     compare_services "$bundle" ''
     iptables_read
     # What was applied says where to look, even on a host that now has chains in both flavours.
-    if [ -n "$(recorded flavour)" ] && [ "$(recorded flavour)" != "$flavour" ]; then
-        flavour=$(recorded flavour)
+    wanted=$(recorded flavour)
+    ! foreign_noted flavour || wanted=$(cat "$STATE/foreign/flavour")
+    if [ -n "$wanted" ] && [ "$wanted" != "$flavour" ]; then
+        flavour=$wanted
         for fam in $FAMILIES; do iptables_save "$fam" >"$work/actual.$fam"; done
     elif [ -n "$flavour_trouble" ]; then die 3 "$flavour_trouble"
     fi
@@ -321,14 +328,15 @@ verb_cleanup() {
             "$changed" "$(json_or_null "$flavour")" "$(elapsed)" "$warnings"
         return 0
     fi
+    ! foreign_noted ipvs/sets || ipvs_remove
     iptables_remove || die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
     changed=false
     if iptables_pending || [ -d "$STATE/before" ]; then changed=true; fi
-    if nft_tables_exist || [ -n "$(! has nft || nftables_markers)" ]; then
+    if foreign_noted nft || nft_tables_exist || [ -n "$(! has nft || nftables_markers)" ]; then
         nftables_remove || die 4 "the tables kube-proxy of nftables mode could not be removed: $(cat "$work/refused")"
         changed=true
     fi
-    if ipvs_present; then
+    if ipvs_present && ! foreign_noted ipvs/sets; then
         ipvs_remove || die 4 "what ipvs mode has could not be removed: $(cat "$work/refused")"
         changed=true
     fi
@@ -340,9 +348,12 @@ verb_cleanup() {
             fi
         done
     fi
+    [ -n "$undoing" ] || confirm_disarm
     rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed"
     confirm_disarm
-    rm -rf "$STATE/lock"
+    rm -f "$STATE/lock"
+    sync_ended
+    health_leave
     # Where releases are asked for, an old one must not count again.
     if ! signed_only; then rm -f "$STATE/counter" "$STATE/counter.new"; fi
     rmdir "$STATE" 2>/dev/null || :
@@ -405,9 +416,12 @@ main() {
     for number in "$LOCK_WAIT" "$KEEP" "$CHUNK"; do
         case $number in '' | *[!0-9]*) die 2 "AKP_LOCK_WAIT, AKP_KEEP and AKP_CHUNK are numbers, not \"$number\"" ;; esac
     done
+    case $confirm_within in *[!0-9]* | 0* | ??????*) die 2 "--confirm-within takes a number of seconds up to 99999, not \"$confirm_within\"" ;; esac
+    case $verb in apply | rollback | pull) ;; *) [ -z "$confirm_within" ] || die 2 "$verb takes no --confirm-within" ;; esac
     case $max_removed in *[!0-9]*) die 2 "--max-removed takes a number of percent, not \"$max_removed\"" ;; esac
     case $verb in
         apply | check) [ -n "$operand" ] || die 2 "$verb needs a bundle directory" ;;
+        health) [ -n "$operand" ] || die 2 "health needs a port" ;;
         rollback | confirm | undo | await) ;;
         status | facts | restore | cleanup | drain | ask) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
         *) die 2 "unknown verb \"$verb\", see akp-node --help" ;;
@@ -415,7 +429,7 @@ main() {
     [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
     # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
     case $verb in apply | check) check_settings ;; esac
-    case $verb in ask | await) ;; *) make_work ;; esac
+    case $verb in ask | await | health) ;; *) make_work ;; esac
     "verb_$verb" "$operand"
     answered=1
 }
