@@ -26,3 +26,8 @@ def manifest_text(fields: Mapping[str, Any]) -> str:
     if body.count(empty) != 1:
         raise ValueError("a manifest has exactly one digest")
     return body.replace(empty, f'  "digest": "{sha256(body.replace(empty, ""))}"\n')
+
+
+def manifest_digest(text: str) -> str:
+    """The digest that a manifest carries."""
+    return str(json.loads(text)["digest"])

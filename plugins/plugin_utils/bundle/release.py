@@ -87,6 +87,12 @@ class Release:
         return text
 
 
+def check_cluster(name: str) -> None:
+    """Whether releases can be of a cluster of this name."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRelease(f"{name!r} is no name for a cluster: letters, digits, dots, dashes and underscores are")
+
+
 def new_release(
     cluster: str,
     valid_for: float,

@@ -8,17 +8,32 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import backends
 from ..backends.common import CONNTRACK, SERVICES
 from ..backends.state import Delta, State
-from .manifest import FILE, manifest_text, sha256
+from .manifest import FILE, manifest_digest, manifest_text, sha256
 from .program import PROGRAM, node_program
+
+# The fields of a manifest and the files that it lists, without the program.
+Parts: TypeAlias = tuple[dict[str, Any], list[tuple[str, str]]]
 
 
 def write_bundle(state: State, directory: Path) -> None:
     """The full bundle of a node. An earlier bundle of that directory is replaced in one step."""
+    fields, contents = bundle_parts(state)
+    _write(directory, fields, [*contents, (PROGRAM, node_program())])
+
+
+def write_delta(change: Delta, state: State, directory: Path) -> None:
+    """The bundle that turns a node's base generation into a new one."""
+    fields, contents = delta_parts(change, state)
+    _write(directory, fields, [*contents, (PROGRAM, node_program())])
+
+
+def bundle_parts(state: State) -> Parts:
+    """What a full bundle is made of."""
     services = {text.split('"', 4)[3] for each in state.fragments for obj, text in each.open if obj == SERVICES}
     fields: dict[str, Any] = {
         "kind": "Bundle",
@@ -28,11 +43,11 @@ def write_bundle(state: State, directory: Path) -> None:
         "generation": state.generation,
         "counts": {"services": len(services), "servicePorts": len(state.fragments)},
     }
-    _write(directory, fields, [*backends.files(state), (PROGRAM, node_program())])
+    return fields, list(backends.files(state))
 
 
-def write_delta(change: Delta, state: State, directory: Path) -> None:
-    """The bundle that turns a node's base generation into a new one.
+def delta_parts(change: Delta, state: State) -> Parts:
+    """What a delta is made of.
 
     Files of one line per Service are told as the lines that go and come, so that a delta is as small as the change.
     """
@@ -51,7 +66,15 @@ def write_delta(change: Delta, state: State, directory: Path) -> None:
     for obj in (SERVICES, CONNTRACK):
         if contents.pop(obj[1], None) is not None:
             contents[f"{obj[1]}.diff"] = _line_changes(change.before.get(obj, ""), change.changed[obj])
-    _write(directory, fields, [*contents.items(), (PROGRAM, node_program())])
+    return fields, list(contents.items())
+
+
+def sealed(parts: Parts) -> tuple[str, list[tuple[str, bytes]]]:
+    """The digest of the manifest, and all files with it: what travels to hosts that have the program."""
+    fields, contents = parts
+    files = [(name, text.encode()) for name, text in contents]
+    manifest = manifest_text({**fields, "files": {name: sha256(data) for name, data in files}})
+    return manifest_digest(manifest), [(FILE, manifest.encode()), *files]
 
 
 def _line_changes(before: str, after: str) -> str:

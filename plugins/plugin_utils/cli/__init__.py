@@ -10,11 +10,13 @@ import sys
 from .. import __version__
 from ..backends import UnknownBackend
 from ..bundle.compare import UnreadableBundle
+from ..bundle.publish import PublishRefused
+from ..bundle.release import InvalidRelease, SigningFailed
 from ..cluster.files import UnreadableFile
 from ..proxy.config import InvalidConfig
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import InvalidPolicy, RefusedVips
-from . import diff, ledger, names, program, render
+from . import diff, ledger, names, program, publish, render
 from .console import UsageError
 
 _EPILOG = """\
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"akp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (render, diff, names, ledger, program):
+    for command in (render, publish, diff, names, ledger, program):
         command.add_parser(commands)
     return top
 
@@ -64,6 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         UnreadableFile,
         UnusableNode,
         UsageError,
+        PublishRefused,
+        InvalidRelease,
+        SigningFailed,
     ) as error:
         print(f"akp: {error}", file=sys.stderr)
         return 2

@@ -65,6 +65,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--output", required=True, type=Path, metavar="OUT", help="the directory that gets a bundle per node"
     )
+    add_rule_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_rule_options(parser: argparse.ArgumentParser) -> None:
+    """What rules can depend on beside the cluster and its configuration."""
     parser.add_argument(
         "--strict", action="store_true", help="fail if an object of the input is invalid, instead of leaving it out"
     )
@@ -106,7 +112,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help=f"let a Service choose its scheduler with the annotation {ANNOTATION_SCHEDULER}",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -160,15 +165,24 @@ def _nodes(args: argparse.Namespace, config: ProxyConfig, snapshot: Snapshot) ->
 
 def _gathered(file: Path | None, nodes: list[Node]) -> dict[str, Mapping[str, Any]]:
     """Facts per node from a file of one node's facts or of many."""
-    if file is None:
-        return {}
-    content = next(documents(file), None)
-    if not isinstance(content, Mapping):
-        raise UnreadableFile(f"{file}: must be a mapping")
+    content = _content(file)
     if "capabilities" in content or "addresses" in content:
         if len(nodes) != 1:
             raise UsageError(f"{file}: holds the facts of one node, but {len(nodes)} nodes are rendered")
         return {nodes[0].name: content}
+    return gathered_facts(file)
+
+
+def _content(file: Path | None) -> Mapping[str, Any]:
+    content = next(documents(file), None) if file is not None else {}
+    if not isinstance(content, Mapping):
+        raise UnreadableFile(f"{file}: must be a mapping")
+    return content
+
+
+def gathered_facts(file: Path | None) -> dict[str, Mapping[str, Any]]:
+    """Facts per node from a file of many."""
+    content = _content(file)
     for name, facts in content.items():
         if not isinstance(facts, Mapping):
             raise UnreadableFile(f"{file}: facts of node {name}: must be a mapping")

@@ -10,7 +10,6 @@ the commands are that program and its arguments and nothing else.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
 import json
 import shlex
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..bundle.archive import archive
 from ..bundle.manifest import FILE
 from ..bundle.program import PROGRAM, node_program
 from ..bundle.release import release_files
@@ -95,8 +95,11 @@ class Way:
     state_dir: str = STATE_DIR
     only_installed: bool = False  # a copy beside the last bundle does not count
 
-    def ask(self, arguments: Sequence[str], known_key: str = "") -> Command:
-        """A question to the program that the node has; a quick one if its key is known from last time."""
+    def ask(self, arguments: Sequence[str], known_key: str = "", before: str = "") -> Command:
+        """A question to the program that the node has; a quick one if its key is known from last time.
+
+        Shell that comes before it may answer in its place.
+        """
         if self.restricted:
             return Command(f"{self.restricted} {shlex.join(arguments)}")
         candidates = shlex.quote(self.installed)
@@ -105,7 +108,7 @@ class Way:
         script = _FIND.format(candidates=candidates, digest=program_digest(), arguments=shlex.join(arguments))
         if known_key and not self.only_installed:
             script = _QUICK.format(key=shlex.quote(known_key), digest=program_digest()) + script
-        return self._shell(script)
+        return self._shell(before + script)
 
     def carry(self, arguments: Sequence[str], bundle: Path | None = None, *, install: bool = False) -> Command:
         """The program travels with the command, and the bundle if there is one."""
@@ -143,16 +146,6 @@ def bundle_files(directory: Path) -> list[tuple[str, bytes]]:
     manifest = (directory / FILE).read_bytes()
     names = [*json.loads(manifest)["files"], *(file.name for file in release_files(directory))]
     return [(FILE, manifest), *((name, (directory / name).read_bytes()) for name in names)]
-
-
-def archive(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """Files on one stream: text, so that a shell and awk can take it apart anywhere."""
-    parts: list[bytes] = []
-    for name, content in files:
-        if content and not content.endswith(b"\n"):
-            raise ValueError(f"{name}: its last line has no end")
-        parts += [f"== {name} {content.count(10)}\n".encode(), content]
-    return gzip.compress(b"".join([*parts, b"==\n"]), compresslevel=1, mtime=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

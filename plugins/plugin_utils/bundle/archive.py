@@ -1,0 +1,24 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Files on one stream: gzip of text that a shell and awk can take apart anywhere. The same files give the same bytes.
+
+For each file a line `== NAME LINES` and then that many lines; `==` alone is the end.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+
+FAST = 1
+SMALL = 9
+
+
+def archive(files: Iterable[tuple[str, bytes]], level: int = FAST) -> bytes:
+    """The stream that `akp-node apply -` reads."""
+    parts: list[bytes] = []
+    for name, content in files:
+        if content and not content.endswith(b"\n"):
+            raise ValueError(f"{name}: its last line has no end")
+        parts += [f"== {name} {content.count(10)}\n".encode(), content]
+    return gzip.compress(b"".join([*parts, b"==\n"]), compresslevel=level, mtime=0)

@@ -1,0 +1,137 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""akp publish: signed bundles for nodes that fetch them."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import re
+import sys
+from pathlib import Path
+
+from ..bundle.publish import Publication, Terms
+from ..cluster.files import cluster_files, documents
+from ..cluster.record import record_of
+from ..controller.publish import History, Inputs, publish
+from ..controller.render import Schedulers, Vips, load_config
+from .console import Progress, UsageError, report_left_out
+from .render import add_rule_options, gathered_facts
+
+_DESCRIPTION = """\
+Writes a directory that nodes pull from (akp-node pull), over any static web server or file share:
+OUT/NODE.release, signed, and OUT/objects with the bundles and deltas that releases name. Each release is replaced in
+one step when everything it names is there. A node without news gets a new release only when half of the time of its
+old one is over.
+"""
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command line of publish."""
+    parser = commands.add_parser(
+        "publish",
+        help="write signed bundles of all nodes into a directory that they pull from",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--cluster",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="what kubectl prints of Services, EndpointSlices, Nodes and ServiceCIDRs: a file, or a directory of them",
+    )
+    parser.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it"
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="OUT", help="the directory to publish in")
+    parser.add_argument(
+        "--cluster-name", required=True, metavar="NAME", help="what nodes know the cluster as (node.conf: cluster)"
+    )
+    parser.add_argument(
+        "--key",
+        required=True,
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="an SSH private key, or the public part of one that an agent holds; more than once for more signatures",
+    )
+    parser.add_argument(
+        "--valid-for",
+        default="7d",
+        type=_seconds,
+        metavar="TIME",
+        help="how long a release counts, e.g. 12h; publish again before half of it is over (default: %(default)s)",
+    )
+    parser.add_argument("--node", action="append", metavar="NAME", help="publish for this node only; more than once")
+    parser.add_argument(
+        "--facts", type=Path, metavar="FILE", help="node names mapped to what `akp-node facts` printed there"
+    )
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="DIR",
+        help="where the last clusters are kept that deltas are made from; not to be served "
+        "(default: ~/.akp/NAME/published)",
+    )
+    parser.add_argument(
+        "--deltas", type=int, default=3, metavar="N", help="make deltas from so many earlier states (%(default)s)"
+    )
+    parser.add_argument(
+        "--grace",
+        default="1h",
+        type=_seconds,
+        metavar="TIME",
+        help="how long objects stay that no release names any more (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-removed",
+        type=int,
+        default=50,
+        metavar="PERCENT",
+        help="refuse if a node would lose more of its service ports (default: %(default)s)",
+    )
+    parser.add_argument("--renew", action="store_true", help="sign everything anew, e.g. with another key")
+    add_rule_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+)([smhd]?)", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write e.g. 90s, 30m, 12h or 7d")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Publish, and say what is new."""
+    gc.disable()
+    history = args.history or Path("~/.akp").expanduser() / args.cluster_name / "published"
+    if args.output.resolve() in (history.resolve(), *history.resolve().parents):
+        raise UsageError(f"{history}: lies in the directory that is served; choose another place with --history")
+    with Progress() as progress:
+        progress.step(f"reading {args.cluster}")
+        record = record_of(
+            (each for file in cluster_files(args.cluster) for each in documents(file)), str(args.cluster)
+        )
+        schedulers = Schedulers(dict(each.partition("=")[::2] for each in args.scheduler), args.scheduler_annotations)
+        config = load_config(str(args.config))
+        vips = Vips(args.vips, args.external_ips, args.load_balancer_ips)
+        inputs = Inputs(record, config, args.compat, schedulers, vips, gathered_facts(args.facts))
+        report_left_out(inputs.snapshot, strict=args.strict)
+        for warning in inputs.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
+        progress.step("publishing")
+        report = publish(
+            Publication(args.output, terms), History(history, args.deltas), inputs, args.node, args.max_removed
+        )
+    for each in report.nodes:
+        said = f", {each.deltas} deltas, {each.size} bytes" if each.action == "changed" else ""
+        print(f"{each.node}  {each.action}  generation {each.generation}{said}")
+    for node in report.withdrawn:
+        print(f"{node}  withdrawn: the cluster has no such Node")
+    for node, error in report.errors.items():
+        print(f"akp: {node}: not published: {error}", file=sys.stderr)
+    return 1 if report.errors else 0

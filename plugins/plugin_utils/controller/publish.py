@@ -1,0 +1,212 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""From a cluster to a publication: render all nodes, and deltas from what they were offered before.
+
+What was offered is not kept but computed again: a state is a function of the cluster, the configuration and the facts,
+so the last few of these, the history, are all that deltas need. A state that does not come out as it was offered (the
+engine was replaced meanwhile) gives no delta.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .. import backends
+from ..backends.state import State
+from ..bundle.publish import Publication, Published, PublishRefused
+from ..cluster.files import UnreadableFile
+from ..cluster.record import Record, read_record, snapshot_of
+from ..cluster.snapshot import Snapshot
+from ..proxy.config import ProxyConfig, parse_config, with_schedulers
+from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
+from ..proxy.policy import under_policy, vip_policy
+from ..proxy.view import ClusterView
+from .directory import read_json, write_json
+from .render import ANY_VIPS, NO_SCHEDULERS, Schedulers, Vips
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Everything that states are a function of."""
+
+    record: Record
+    config: Mapping[str, Any]
+    compat: str
+    schedulers: Schedulers = NO_SCHEDULERS
+    vips: Vips = ANY_VIPS
+    facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # by node
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the cluster."""
+        return {
+            "config": dict(self.config),
+            "compat": self.compat,
+            "schedulers": dataclasses.asdict(self.schedulers),
+            "vips": dataclasses.asdict(self.vips),
+            "facts": {node: dict(facts) for node, facts in self.facts.items()},
+        }
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """The cluster, read."""
+        return snapshot_of(self.record)
+
+    @cached_property
+    def _config(self) -> ProxyConfig:
+        schedulers = self.schedulers
+        return with_schedulers(parse_config(self.config), schedulers.services, annotations=schedulers.annotations)
+
+    @cached_property
+    def _allowed(self) -> tuple[Snapshot, tuple[str, ...]]:
+        policy = vip_policy(self.vips.action, self.vips.external_ips, self.vips.load_balancer_ips)
+        snapshot, warnings = under_policy(self.snapshot, self._config, policy)
+        return snapshot, tuple(str(warning) for warning in warnings)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Claims of Services that somebody should look at; RefusedVips if they may not be."""
+        return self._allowed[1]
+
+    @cached_property
+    def _engine(self) -> tuple[backends.Renderer, ClusterView]:
+        return backends.renderer(self._config, self.compat), ClusterView(self._allowed[0], self._config)
+
+    def state(self, name: str) -> State:
+        """What a node shall have; UnusableNode or InvalidFacts if that cannot be told."""
+        node = self._allowed[0].node(name)
+        if node is None:
+            raise UnusableNode(f"the cluster has no Node {name}")
+        renderer, view = self._engine
+        return renderer.state(view.node_view(node_facts(node, self.facts.get(name))))
+
+
+class History:
+    """The last few inputs, each a directory with a number for a name, and which generations came of them."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self._path = path
+        self._keep = keep
+        self._loaded: dict[Path, Inputs | None] = {}
+
+    def bases(self, node: str, generation: str) -> Iterator[State]:
+        """States that the node was offered before this generation, the youngest first."""
+        seen = {generation}
+        for entry in reversed(self._entries()):
+            offered = (read_json(entry / "generations.json") or {}).get(node)
+            if offered is None or offered in seen:
+                continue
+            seen.add(offered)
+            state = self._state(entry, node)
+            if state is not None and state.generation == offered:
+                yield state
+
+    def add(self, inputs: Inputs, generations: Mapping[str, str]) -> None:
+        """Remember inputs and what came of them; the oldest go."""
+        entries = self._entries()
+        name = _digest(inputs)
+        last = entries[-1] if entries else None
+        if self._keep and not (last and (read_json(last / "generations.json") or {}) == dict(generations)):
+            number = int(last.name) + 1 if last else 1
+            staged = self._path / ".new"
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir(mode=0o700, parents=True)
+            inputs.record.write(staged / "snapshot.json")
+            write_json(staged / "settings.json", {**inputs.settings, "digest": name})
+            write_json(staged / "generations.json", dict(generations))
+            staged.rename(self._path / str(number))
+        for old in self._entries()[: -self._keep or None]:
+            shutil.rmtree(old)
+
+    def _entries(self) -> list[Path]:
+        if not self._path.is_dir():
+            return []
+        return sorted((each for each in self._path.iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
+
+    def _state(self, entry: Path, node: str) -> State | None:
+        if entry not in self._loaded:
+            self._loaded[entry] = _read_inputs(entry)
+        inputs = self._loaded[entry]
+        try:
+            return inputs.state(node) if inputs else None
+        except (InvalidFacts, UnusableNode):
+            return None
+
+
+def _digest(inputs: Inputs) -> str:
+    text = json.dumps([inputs.record.digest, inputs.settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_inputs(entry: Path) -> Inputs | None:
+    """Inputs of an earlier run; None if another version wrote them, or they were changed."""
+    settings = read_json(entry / "settings.json") or {}
+    try:
+        schedulers, vips = Schedulers(**settings["schedulers"]), Vips(**settings["vips"])
+        record = read_record(entry / "snapshot.json")
+        inputs = Inputs(record, settings["config"], settings["compat"], schedulers, vips, settings["facts"])
+    except (KeyError, TypeError, UnreadableFile):
+        return None
+    return inputs if _digest(inputs) == settings.get("digest") else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a run did."""
+
+    nodes: tuple[Published, ...]
+    errors: Mapping[str, str]  # nodes whose state cannot be told, and why; they keep what they are offered
+    withdrawn: tuple[str, ...]  # releases of nodes that the cluster has no more
+    pruned: int
+
+
+def publish(
+    publication: Publication,
+    history: History,
+    inputs: Inputs,
+    nodes: Sequence[str] | None = None,
+    max_removed_percent: int = 100,
+) -> Report:
+    """Offer these nodes, or all, what they shall have."""
+    names = [node.name for node in inputs.snapshot.nodes] if nodes is None else list(nodes)
+    if not names:
+        raise PublishRefused("the cluster has no Node, so there is nothing to publish")
+    done: list[Published] = []
+    errors: dict[str, str] = {}
+    with publication.locked():
+        for name in names:
+            try:
+                state = inputs.state(name)
+            except (InvalidFacts, UnusableNode) as error:
+                errors[name] = str(error)
+                continue
+            if publication.holds(name, state.generation):
+                done.append(publication.keep(name))
+                continue
+            bases = list(history.bases(name, state.generation))
+            _guard(state, bases, max_removed_percent)
+            done.append(publication.add(state, bases))
+        history.add(inputs, {each.node: each.generation for each in done})
+        publication.switch()
+        withdrawn = publication.withdraw(names) if nodes is None else []
+        return Report(tuple(done), errors, tuple(withdrawn), publication.prune())
+
+
+def _guard(state: State, bases: Sequence[State], percent: int) -> None:
+    """A cluster that lost most of its Services overnight is more likely half an answer than the truth."""
+    if not bases:
+        return
+    before = {(each.family, each.name) for each in bases[0].fragments}
+    gone = before - {(each.family, each.name) for each in state.fragments}
+    if len(gone) * 100 > percent * len(before):
+        raise PublishRefused(
+            f"node {state.node}: {len(gone)} of {len(before)} service ports would be removed, more than {percent} %; "
+            "nothing was published. If that is meant, allow it for this run"
+        )

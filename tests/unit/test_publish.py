@@ -1,0 +1,261 @@
+"""A directory that nodes pull from: never half-written, and as still as the cluster is."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from agentless_kube_proxy.bundle import publish as publishing
+from agentless_kube_proxy.bundle.publish import Publication, Terms
+from agentless_kube_proxy.bundle.release import NAMESPACE, Release, parse_release, split
+from agentless_kube_proxy.cli import main
+
+SHOP = Path(__file__).parents[2] / "examples" / "shop"
+NODES = ("n1", "n2", "n3")
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "publisher"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file], check=True)
+    return file
+
+
+class Shop:
+    """The shop of the examples, and where it is published."""
+
+    def __init__(self, directory: Path, key: Path) -> None:
+        self.cluster, self.output, self.key = directory / "cluster", directory / "www", key
+        self.history = directory / "history"
+        shutil.copytree(SHOP, self.cluster)
+        (self.cluster / "kube-proxy.yaml").rename(directory / "kube-proxy.yaml")
+        self.config = directory / "kube-proxy.yaml"
+
+    def publish(self, *options: str) -> int:
+        arguments = ["publish", "--cluster", self.cluster, "--config", self.config, "--output", self.output]
+        arguments += ["--cluster-name", "shop", "--key", self.key, "--history", self.history, *options]
+        return main([str(each) for each in arguments])
+
+    def move_endpoint(self, address: str) -> None:
+        """One endpoint of the frontend has another address."""
+        file = self.cluster / "frontend.yaml"
+        file.write_text((SHOP / "frontend.yaml").read_text().replace("10.244.1.21", address))
+
+    def release(self, node: str = "n1") -> Release:
+        return parse_release(split((self.output / f"{node}.release").read_text())[0])
+
+    def releases(self) -> dict[str, tuple[bytes, float]]:
+        return {file.name: (file.read_bytes(), file.stat().st_mtime) for file in self.output.glob("*.release")}
+
+    def whole(self) -> bool:
+        """Everything that a release names is there, and is what it says."""
+        for file in self.output.glob("*.release"):
+            for each in parse_release(split(file.read_text())[0]).objects:
+                data = (self.output / "objects" / each.sha256).read_bytes()
+                assert (hashlib.sha256(data).hexdigest(), len(data)) == (each.sha256, each.size)
+        return True
+
+
+@pytest.fixture
+def shop(tmp_path: Path, key: Path) -> Shop:
+    return Shop(tmp_path, key)
+
+
+def test_every_node_gets_a_signed_release_and_an_archive(shop: Shop, tmp_path: Path) -> None:
+    assert shop.publish() == 0
+    assert sorted(shop.releases()) == [f"{node}.release" for node in NODES]
+    assert shop.whole()
+    release = shop.release("n2")
+    assert [each.node for each in release.bundles] == ["n2"]
+    text = gzip.decompress((shop.output / "objects" / release.objects[0].sha256).read_bytes()).decode()
+    assert f'"digest": "{release.bundles[0].digest}"' in text
+    assert text.startswith("== manifest.json")
+    assert "akp-node" not in text  # what applies it is installed: no signature lets a bundle bring its own
+    signers = tmp_path / "signers"
+    signers.write_text(f"publisher {shop.key.with_suffix('.pub').read_text()}")
+    content, signatures = split((shop.output / "n2.release").read_text())
+    (tmp_path / "sig").write_text(signatures[0])
+    argv = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", "publisher", "-n", NAMESPACE, "-s", tmp_path / "sig"]
+    assert subprocess.run(argv, input=content, text=True, check=False).returncode == 0
+
+
+def test_without_news_nothing_is_written(shop: Shop) -> None:
+    shop.publish()
+    before = shop.releases()
+    assert shop.publish() == 0
+    assert shop.releases() == before
+
+
+def test_the_same_cluster_gives_the_same_archives(shop: Shop, tmp_path: Path, key: Path) -> None:
+    shop.publish()
+    other_dir = tmp_path / "other"
+    other_dir.mkdir()
+    other = Shop(other_dir, key)
+    other.publish()
+    assert sorted(p.name for p in (shop.output / "objects").iterdir()) == sorted(
+        p.name for p in (other.output / "objects").iterdir()
+    )
+
+
+def test_a_change_comes_with_deltas_from_the_last_few_states(shop: Shop) -> None:
+    shop.publish()
+    generations = [shop.release().bundles[0].generation]
+    for address in ("10.244.1.91", "10.244.1.92", "10.244.1.93", "10.244.1.94"):
+        shop.move_endpoint(address)
+        shop.publish()
+        generations.append(shop.release().bundles[0].generation)
+    release = shop.release()
+    assert [each.base for each in release.deltas] == generations[-2:-5:-1]
+    assert release.objects[1].size * 2 < release.objects[0].size
+    shop.publish("--deltas", "0")
+    assert shop.whole()
+
+
+def test_a_history_that_was_meddled_with_gives_no_delta(shop: Shop) -> None:
+    shop.publish()
+    snapshot = shop.history / "1" / "snapshot.json"
+    snapshot.write_text(snapshot.read_text().replace("10.244.1.11", "10.6.6.6"))
+    shop.move_endpoint("10.244.1.91")
+    assert shop.publish() == 0
+    assert shop.release().deltas == ()
+
+
+def test_two_changes_in_one_second_have_two_dates(shop: Shop) -> None:
+    """Web servers tell versions of a file apart by the second."""
+    shop.publish()
+    first = int((shop.output / "n1.release").stat().st_mtime)
+    shop.move_endpoint("10.244.1.91")
+    shop.publish()
+    assert int((shop.output / "n1.release").stat().st_mtime) > first
+
+
+def test_a_release_is_renewed_when_half_of_its_time_is_over(shop: Shop) -> None:
+    shop.publish("--valid-for", "1h")
+    first = shop.release()
+    shop.publish("--valid-for", "100m")
+    assert shop.release() == first
+    shop.publish("--valid-for", "3h")
+    renewed = shop.release()
+    assert renewed.counter > first.counter
+    assert renewed.expires > first.expires + 3600
+    assert (renewed.bundles, renewed.objects) == (first.bundles, first.objects)
+    shop.publish("--valid-for", "3h", "--renew")
+    assert shop.release().counter > renewed.counter
+
+
+def test_objects_stay_for_a_while_after_the_last_release_that_named_them(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.publish()
+    old = {each.sha256 for node in NODES for each in shop.release(node).objects}
+    shop.move_endpoint("10.244.1.91")
+    shop.publish()
+    objects = shop.output / "objects"
+    assert old <= {file.name for file in objects.iterdir()}
+    now = time.time()
+    monkeypatch.setattr(publishing.time, "time", lambda: now + 3599)
+    shop.publish()
+    assert old <= {file.name for file in objects.iterdir()}
+    monkeypatch.setattr(publishing.time, "time", lambda: now + 3700)
+    shop.publish()
+    assert not old & {file.name for file in objects.iterdir()}
+    assert shop.whole()
+
+
+def test_a_node_that_the_cluster_lost_is_withdrawn(shop: Shop) -> None:
+    shop.publish()
+    nodes = shop.cluster / "nodes.yaml"
+    documents = nodes.read_text().split("---\n")
+    nodes.write_text("---\n".join(each for each in documents if "name: n3" not in each))
+    assert shop.publish() == 0
+    assert sorted(shop.releases()) == ["n1.release", "n2.release"]
+
+
+def test_a_cluster_that_lost_its_services_is_not_published(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    shop.publish()
+    before = shop.releases()
+    for file in shop.cluster.glob("*.yaml"):
+        if file.name not in ("nodes.yaml", "kube-dns.yaml", "servicecidr.yaml"):
+            file.unlink()
+    assert shop.publish() == 2
+    assert "service ports would be removed, more than 50 %" in capsys.readouterr().err
+    assert shop.releases() == before
+    assert shop.publish("--max-removed", "100") == 0
+
+
+def test_a_publisher_that_dies_anywhere_leaves_a_whole_publication(shop: Shop) -> None:
+    """Killed before and after every file that it puts in place."""
+    shop.publish()
+    real = publishing._replace
+    steps = 0
+    for step in range(100):
+        shop.move_endpoint(f"10.244.1.{100 + step}")
+        died = in_child(lambda step=step: dying(real, step, shop))
+        assert shop.whole()
+        if not died:
+            break
+        steps += 1
+    assert steps > 12
+    # What it left lying around goes with the next run, and nodes get what they shall have.
+    assert shop.publish("--renew") == 0
+    assert not [file for file in (shop.output / "objects").iterdir() if file.name.startswith(".")]
+
+
+def dying(real: Callable[..., None], step: int, shop: Shop) -> None:
+    count = 0
+
+    def replace(file: Path, data: bytes, **options: float) -> None:
+        nonlocal count
+        if count == step:
+            file.with_name(f".{file.name}.tmp").write_bytes(data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(file, data, **options)
+        count += 1
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+
+    publishing._replace = replace
+    shop.publish("--grace", "1s")
+
+
+def in_child(work: Callable[[], None]) -> bool:
+    """Run something in a process of its own; whether it was killed."""
+    child = os.fork()
+    if not child:
+        with Path(os.devnull).open("w") as sink:
+            os.dup2(sink.fileno(), 1)
+            os.dup2(sink.fileno(), 2)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_one_publisher_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    with Publication(shop.output, Terms("shop", (shop.key,), 60)).locked():
+        assert shop.publish() == 2
+    assert "somebody else is publishing there" in capsys.readouterr().err
+
+
+def test_what_cannot_be_done_is_said(shop: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert shop.publish("--history", str(shop.output / "history")) == 2
+    assert "lies in the directory that is served" in capsys.readouterr().err
+    assert shop.publish("--cluster-name", "two words") == 2
+    assert "is no name for a cluster" in capsys.readouterr().err
+    shop.key = tmp_path / "no-key"
+    assert shop.publish() == 2
+    assert "ssh-keygen could not sign" in capsys.readouterr().err
+    assert shop.releases() == {}
+    with pytest.raises(SystemExit):
+        shop.publish("--valid-for", "tomorrow")
+    assert "write e.g. 90s, 30m, 12h or 7d" in capsys.readouterr().err
