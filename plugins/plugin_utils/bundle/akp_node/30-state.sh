@@ -203,9 +203,10 @@ sysctls_apply() {
     fi
     while read -r name value actual; do
         if initial_namespace; then
+            refused="sysctl $name" wanted=$value
             undo_all
-            [ "$actual" != absent ] || die 3 "missing kernel feature: sysctl $name"
-            die 4 "the kernel refused sysctl $name = $value, the old state is back"
+            [ "$actual" != absent ] || die 3 "missing kernel feature: $refused"
+            die 4 "the kernel refused $refused = $wanted, the old state is back"
         fi
         warn "sysctl $name is $actual, not $value: it can only be set in the initial network namespace"
         unset_sysctls="$unset_sysctls${unset_sysctls:+ }$name"
