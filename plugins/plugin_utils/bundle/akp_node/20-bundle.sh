@@ -54,7 +54,7 @@ open_bundle() {
         bad=$(printf '%s\n' "$actual" | awk -v sums="$sums" 'NR > 1 && !index(sums, $1 "  " $2) { print $2; exit }')
         die 2 "${bad:-a file of the bundle}: the digest does not match the manifest, the file was changed"
     fi
-    for name in iptables.rules ip6tables.rules sysctls.conf nfacct.rules conntrack.udp nftables.nft ipset.rules ipvs.rules ip.batch ipvs.conf; do
+    for name in iptables.rules ip6tables.rules sysctls.conf nfacct.rules conntrack.udp nftables.nft ipset.rules ipvs.rules ip.batch ipvs.conf health.conf; do
         [ ! -e "$dir/$name" ] || [ -e "$bundle/$name" ] || die 2 "$name: not listed in the manifest"
     done
     check_release "$dir"
@@ -158,6 +158,7 @@ guard() {
         /^ipv4 ([0-9.]+|\*) [0-9]+ (-|[0-9.]+:[0-9]+(,[0-9.]+:[0-9]+)*)$/ { next }
         /^ipv6 ([0-9a-f:.]+|\*) [0-9]+ (-|\[[0-9a-f:.]+\]:[0-9]+(,\[[0-9a-f:.]+\]:[0-9]+)*)$/ { next }
         { refuse("not a line \"family frontend port replies\": " $0) }'
+    guard_health
 }
 
 # Run an awk program over a bundle file; its refuse() ends the run.
