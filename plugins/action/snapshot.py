@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import cluster_files, documents
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import (
+    UnreadableFile,
+    cluster_files,
+    documents,
+)
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.objects import Reader
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import (
     Record,
     peek,
+    read_record,
     record_of,
     snapshot_of,
 )
@@ -72,9 +77,11 @@ class ActionModule(ControlAction):
                 "cluster that the other runs see. Read it once, for all of them"
             )
         changed = peek(dest) != digest
+        triggered = _triggered(record, dest) if changed else []
         record.write(dest)
         times = watch.fields()
-        directory.note("snapshot", "localhost", {**times, "problems": problems, "source": record.source})
+        noted = {"problems": problems, "source": record.source, "triggered": triggered}
+        directory.note("snapshot", "localhost", {**times, **noted})
         return {
             "changed": changed,
             "path": str(dest),
@@ -86,6 +93,16 @@ class ActionModule(ControlAction):
             "problems": problems,
             "seconds": round(times["ended"] - times["began"], 2),
         }
+
+
+def _triggered(record: Record, before: Path) -> list[float]:
+    """When the changes of endpoints began that are news; for the first snapshot of a cluster everything would be."""
+    if not any(each.triggers for each in record.lists):
+        return []
+    try:
+        return record.triggered_since(read_record(before))
+    except UnreadableFile:
+        return []
 
 
 def _read(options: Mapping[str, Any]) -> tuple[Record, list[str]]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import write_json
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.freshness import Freshness, note_run
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import (
     plan_of,
     plan_snapshot,
@@ -27,9 +28,16 @@ class ActionModule(ControlAction):
         "write_plan": {"type": "bool", "default": False},
         "plan": {"type": "path"},
         "snapshot": {"type": "path"},
+        "status_file": {"type": "path"},
+        "textfile": {"type": "path"},
     }
 
-    VARIABLES: ClassVar[dict[str, str]] = {"plan": "kube_proxy_plan_file", "snapshot": "kube_proxy_snapshot"}
+    VARIABLES: ClassVar[dict[str, str]] = {
+        "plan": "kube_proxy_plan_file",
+        "snapshot": "kube_proxy_snapshot",
+        "status_file": "kube_proxy_status_file",
+        "textfile": "kube_proxy_textfile",
+    }
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         """Read the notes of this run."""
@@ -49,6 +57,18 @@ class ActionModule(ControlAction):
             "left_out": list(summary.left_out),
             "seconds": dict(summary.seconds),
         }
+        if options["status_file"]:
+            write_json(Path(options["status_file"]).expanduser(), result["nodes"])
+        if not self.check:
+            cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
+            with Freshness(directory, cluster) as fresh:
+                note_run(fresh, directory, notes, options["hosts"], summary.failed)
+                if options["textfile"]:
+                    try:
+                        result["textfile"] = str(fresh.write(Path(options["textfile"])))
+                    except OSError as error:
+                        # The rules are on the nodes; that nobody can count them is no reason to call the run failed.
+                        result["warnings"] = [f"no metrics were written: {self.described(error)}"]
         if options["write_plan"]:
             path = Path(options["plan"]).expanduser() if options["plan"] else directory.plan
             snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot

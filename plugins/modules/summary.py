@@ -38,6 +38,18 @@ options:
   snapshot:
     description: The snapshot that the plan was made from. The default is C(snapshot.json) in O(dir).
     type: path
+  status_file:
+    description:
+      - A file to write RV(nodes) to, as one line of JSON, for whatever started the run.
+      - If not given, the variable C(kube_proxy_status_file) holds.
+    type: path
+  textfile:
+    description:
+      - The directory of the textfile collector of Prometheus' C(node_exporter), to write C(akp_CLUSTER.prom) to. It
+        tells when each node was last confirmed to have what it shall have, and how long changes of endpoints took to
+        get there. If it cannot be written, that is a warning.
+      - If not given, the variable C(kube_proxy_textfile) holds.
+    type: path
 """
 
 EXAMPLES = r"""
@@ -80,6 +92,10 @@ seconds:
   type: dict
   returned: success
   sample: {snapshot: 0.4, ask: 0.3, render: 0.1, push: 0.6}
+textfile:
+  description: The file with metrics.
+  type: str
+  returned: with O(textfile)
 plan:
   description: The file of the plan.
   type: str

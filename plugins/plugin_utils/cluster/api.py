@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from .. import __version__
 from .access import Access, Transport, TransportError, open_transport
 from .record import Listing, Record, prune
+from .trigger import trigger_text
 
 # Pages keep the server's memory and ours flat; larger ones were no faster.
 PAGE_SIZE = 500
@@ -171,6 +172,7 @@ class Api:
 
     def _list_once(self, resource: Resource, at: str) -> Listing:
         items: list[tuple[tuple[str, str], str]] = []
+        triggers: dict[str, str] = {}
         query = [*resource.selectors, ("limit", str(PAGE_SIZE))]
         first = [("resourceVersion", at), ("resourceVersionMatch", "Exact")] if at else []
         encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
@@ -186,12 +188,15 @@ class Api:
                 for item in page["items"]:
                     named = item["metadata"]
                     key = (named.get("namespace") or "", named["name"])
-                    items.append((key, encode(prune(resource.kind, item))))
+                    text = encode(prune(resource.kind, item))
+                    items.append((key, text))
+                    if trigger := trigger_text(named) if resource.kind == ENDPOINT_SLICES.kind else "":
+                        triggers[text] = trigger
                 if not following:
                     break
         items.sort()
         version = str(metadata.get("resourceVersion") or "")
-        return Listing(resource.kind, resource.api_version, version, tuple(text for _key, text in items))
+        return Listing(resource.kind, resource.api_version, version, tuple(text for _key, text in items), triggers)
 
     def _page(self, resource: Resource, query: Query) -> dict[str, Any]:
         """One page, whole; everything that later steps rely on is checked here."""

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .objects import (
     Reader,
 )
 from .snapshot import Snapshot
+from .trigger import trigger_time
 
 DIGEST = f"{ANNOTATION_PREFIX}digest"
 SOURCE = f"{ANNOTATION_PREFIX}source"
@@ -137,6 +138,9 @@ class Listing:
     api_version: str
     resource_version: str  # empty if they came from files
     items: tuple[str, ...]
+    # Of EndpointSlices that say so: the item -> when the last change of it began. For whoever reads the API server; no
+    # part of the cluster's state, and not written down.
+    triggers: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,6 +177,12 @@ class Record:
         """The one moment that all lists are of; empty if they are not, or came from files."""
         versions = {each.resource_version for each in self.lists if each.items or each.resource_version}
         return versions.pop() if len(versions) == 1 else ""
+
+    def triggered_since(self, before: Record) -> list[float]:
+        """When the changes of endpoints began that were not in another record yet, where the API server told."""
+        known = {item for each in before.lists for item in each.items}
+        times = (trigger_time(text) for each in self.lists for item, text in each.triggers.items() if item not in known)
+        return sorted(time for time in times if time is not None)
 
     def chunks(self) -> Iterator[str]:
         """The text of the record."""

@@ -27,7 +27,6 @@ an API server that restarted are the same case.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import random
 import threading
 import time
@@ -42,6 +41,7 @@ from .objects import LABEL_SERVICE_NAME
 from .record import Listing, Record
 from .snapshot import Snapshot
 from .store import Entry, ObjectChange, Store, key_of, read_listing, read_object
+from .trigger import trigger_text, trigger_time
 
 __all__ = ["ObjectChange", "Update", "Watch", "wait_for_change"]
 
@@ -52,7 +52,6 @@ RETRY_SECONDS = 0.25
 LONGEST_RETRY_SECONDS = 5.0
 # A resource that the server does not have may come with its next version.
 UNSERVED_SECONDS = 600.0
-LAST_CHANGE_TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
 
 T = TypeVar("T")
 Fatal = Forbidden | NotServed | Unauthorized | InvalidAccess
@@ -325,15 +324,11 @@ def _trigger(kind: str, obj: Mapping[str, Any]) -> tuple[tuple[str, str], float]
     if kind != "EndpointSlice":
         return None
     metadata = obj.get("metadata") or {}
-    text = (metadata.get("annotations") or {}).get(LAST_CHANGE_TRIGGER_TIME)
     service = (metadata.get("labels") or {}).get(LABEL_SERVICE_NAME)
-    try:
-        when = datetime.datetime.fromisoformat(str(text))
-    except ValueError:
+    when = trigger_time(trigger_text(metadata))
+    if when is None or not isinstance(service, str):
         return None
-    if when.tzinfo is None or not isinstance(service, str):
-        return None
-    return (str(metadata.get("namespace") or ""), service), when.timestamp()
+    return (str(metadata.get("namespace") or ""), service), when
 
 
 def wait_for_change(

@@ -1,0 +1,122 @@
+"""How fresh nodes are, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentless_kube_proxy.cluster.record import Listing, Record
+from agentless_kube_proxy.cluster.trigger import trigger_text, trigger_time
+from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
+from agentless_kube_proxy.controller.freshness import PROGRAMMING, Freshness, note_run
+from prometheus_client.parser import text_string_to_metric_families
+
+CONFIRMED = "akp_node_confirmed_timestamp_seconds"
+FAILED = "akp_node_last_run_failed"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> WorkDirectory:
+    return WorkDirectory(tmp_path / "akp").make()
+
+
+def run(directory: WorkDirectory, *notes: dict[str, Any], hosts: tuple[str, ...] = ("n1", "n2")) -> None:
+    failed = [note["host"] for note in notes if note.get("failed")]
+    with Freshness(directory, "shop") as fresh:
+        note_run(fresh, directory, notes, hosts, failed)
+        fresh.write(directory.path)
+
+
+def push(host: str, ended: float, **fields: Any) -> dict[str, Any]:
+    return {"phase": "push", "host": host, "began": ended - 1, "ended": ended, "generation": "a" * 64, **fields}
+
+
+def samples(directory: WorkDirectory) -> dict[tuple[str, ...], float]:
+    """(name, node and other labels but the cluster) -> value."""
+    found = {}
+    for family in text_string_to_metric_families((directory.path / "akp_shop.prom").read_text()):
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels["cluster"] == "shop"
+            labels = [value for key, value in sorted(sample.labels.items()) if key != "cluster"]
+            found[sample.name, *labels] = sample.value
+    return found
+
+
+def test_a_node_keeps_the_time_of_its_last_confirmation_when_it_fails(directory: WorkDirectory) -> None:
+    run(directory, push("n1", 100.0), push("n2", 101.0, changed=True))
+    run(directory, push("n1", 200.0), push("n2", 201.0, failed="the kernel refused"))
+    found = samples(directory)
+    assert (found[CONFIRMED, "n1"], found[FAILED, "n1"]) == (200.0, 0)
+    assert (found[CONFIRMED, "n2"], found[FAILED, "n2"]) == (101.0, 1)
+    assert found["akp_node_generation_info", "a" * 64, "n2"] == 1, "what it had it still has"
+    assert found["akp_run_last_timestamp_seconds",] == 101.0, "only a run that confirmed all counts"
+    assert found["akp_run_duration_seconds_count",] == 2
+
+
+def test_a_node_that_never_answered_is_told_of(directory: WorkDirectory) -> None:
+    run(directory, push("n1", 100.0))
+    found = samples(directory)
+    assert (CONFIRMED, "n2") not in found
+    assert found[FAILED, "n2"] == 1
+
+
+def test_the_time_to_the_kernel_is_counted_for_every_change_on_every_node_that_changed(
+    directory: WorkDirectory,
+) -> None:
+    snapshot = {"phase": "snapshot", "host": "localhost", "began": 90.0, "ended": 91.0, "triggered": [99.8, 98.0]}
+    run(directory, snapshot, push("n1", 100.0, changed=True), push("n2", 101.0))
+    found = samples(directory)
+    assert found[f"{PROGRAMMING}_count",] == 2
+    assert found[f"{PROGRAMMING}_bucket", "0.25"] == 1
+    assert found[f"{PROGRAMMING}_bucket", "1"] == 1
+    assert found[f"{PROGRAMMING}_bucket", "2"] == 2
+    assert found[f"{PROGRAMMING}_sum",] == pytest.approx(2.2)
+
+
+def test_a_host_that_is_out_of_the_play_stays_until_its_rules_are_taken_away(directory: WorkDirectory) -> None:
+    write_json(directory.answer_file("n2"), {"node": "node-2"})
+    run(directory, push("n1", 100.0), push("n2", 100.0))
+    run(directory, push("n1", 200.0), hosts=("n1",))
+    assert samples(directory)[CONFIRMED, "node-2"] == 100.0
+    directory.answer_file("n2").unlink()
+    run(directory, push("n1", 300.0), hosts=("n1",))
+    assert (CONFIRMED, "node-2") not in samples(directory)
+
+
+def test_names_of_clusters_and_nodes_cannot_break_the_text(directory: WorkDirectory) -> None:
+    with Freshness(directory, 'a"b\\c/d') as fresh:
+        fresh.confirmed("n", 'n"\n', "g", 1.0)
+        file = fresh.write(directory.path)
+    assert file.name == "akp_a_b_c_d.prom"
+    (family, *_others) = text_string_to_metric_families(file.read_text())
+    assert family.samples[0].labels == {"cluster": 'a"b\\c/d', "node": 'n"\n'}
+    assert not list(directory.path.glob("*.new"))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-16T05:00:00Z"}, 1794805200.0),
+        ({"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-16T05:00:00.250Z"}, 1794805200.25),
+        ({"endpoints.kubernetes.io/last-change-trigger-time": "yesterday"}, None),
+        ({"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-16T05:00:00"}, None),
+        ({"endpoints.kubernetes.io/last-change-trigger-time": 5}, None),
+        ({}, None),
+        ("text", None),
+    ],
+)
+def test_the_time_that_a_change_began(annotations: Any, expected: float | None) -> None:
+    assert trigger_time(trigger_text({"annotations": annotations})) == expected
+
+
+def test_only_changes_that_are_news_count() -> None:
+    def record(**items: str) -> Record:
+        texts = {json.dumps({"metadata": {"name": name}}): when for name, when in items.items()}
+        return Record((Listing("EndpointSlice", "discovery.k8s.io/v1", "1", tuple(texts), texts),), "test")
+
+    before = record(a="2026-11-16T05:00:00Z")
+    after = record(a="2026-11-16T05:00:00Z", b="2026-11-16T05:00:01Z", c="nonsense")
+    assert after.triggered_since(before) == [1794805201.0]
