@@ -1,0 +1,218 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Ansible, loaded once: the user's inventory, variables and ways to connect, and single tasks on single hosts.
+
+A task is executed by Ansible's own executor in a process of its own, as ansible-playbook does it; so connection,
+become, vault and every variable mean what they mean there. What is saved is the start of ansible-playbook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible import context
+from ansible.cli import CLI
+from ansible.cli.arguments import option_helpers
+from ansible.errors import AnsibleError
+from ansible.executor.task_executor import TaskExecutor
+from ansible.playbook.play import Play
+from ansible.playbook.play_context import PlayContext
+from ansible.plugins import loader as plugin_loader
+from ansible.template import Templar
+from ansible.utils.display import Display
+
+from .base import plain
+
+# mypy: disable-error-code="no-untyped-call,arg-type,attr-defined"
+
+NODE = "agentless.kube_proxy.node"
+_PREFIX = "kube_proxy_"
+
+
+class NoHosts(Exception):
+    """The inventory, or what --limit leaves of it, has no host to push to."""
+
+
+class NoCollection(Exception):
+    """Ansible does not find this collection."""
+
+
+class AnsibleOptions(CLI):
+    """The options of ansible-playbook that say where and how to connect, and what they lead to."""
+
+    name = "akp watch"
+    USES_CONNECTION = True
+
+    def __init__(self, arguments: list[str], **parser: Any) -> None:
+        self._parser = parser
+        super().__init__(["akp watch", *arguments])
+        # What ansible-playbook does before it reads an inventory.
+        self.parse()
+        plugin_loader.init_plugin_loader()
+
+    def init_parser(self, *_arguments: Any, **_named: Any) -> None:
+        """The parser, with the options of the caller."""
+        add_own = self._parser.pop("add_own")
+        super().init_parser(**self._parser)
+        add_own(self.parser)
+        for add in (
+            option_helpers.add_inventory_options,
+            option_helpers.add_runtask_options,
+            option_helpers.add_vault_options,
+            option_helpers.add_fork_options,
+            option_helpers.add_connect_options,
+            option_helpers.add_runas_options,
+        ):
+            add(self.parser)
+
+    def post_process_args(self, options: Any) -> Any:
+        """Complete the options, and complain where they contradict each other."""
+        options = super().post_process_args(options)
+        Display().verbosity = options.verbosity
+        self.validate_conflicts(options, runas_opts=True, fork_opts=True)
+        return options
+
+    def inventory(self) -> Inventory:
+        """What the options lead to; asks for passwords if they say so."""
+        connection, become = self.ask_passwords()
+        loader, inventory, variables = self._play_prereqs()
+        return Inventory(loader, inventory, variables, {"conn_pass": connection, "become_pass": become})
+
+    def run(self) -> None:
+        """Not used: the caller runs."""
+
+
+class Inventory:
+    """The hosts that shall have rules, and tasks on them."""
+
+    def __init__(self, loader: Any, inventory: Any, variables: Any, passwords: Mapping[str, Any]) -> None:
+        self._loader = loader
+        self._inventory = inventory
+        self._manager = variables
+        self._passwords = dict(passwords)
+        self._namespace = plugin_loader.get_plugin_loader_namespace()
+        self.forks = int(context.CLIARGS.get("forks") or 5)
+        self._read()
+
+    def _read(self) -> None:
+        """The hosts and their variables, as a play of sync_services would see them."""
+        limit = context.CLIARGS.get("subset")
+        if limit:
+            self._inventory.subset(limit)
+        pattern = self._manager.extra_vars.get(f"{_PREFIX}hosts")
+        if not pattern:
+            pattern = "nodes" if "nodes" in self._inventory.groups else "all"
+        self._play = Play().load(
+            {
+                "name": "akp watch",
+                "hosts": pattern,
+                "gather_facts": False,
+                "become": True,
+                "tasks": [{"name": "Make the node equal to its bundle", NODE: {"state": "gathered"}}],
+            },
+            variable_manager=self._manager,
+            loader=self._loader,
+        )
+        self._hosts = {host.name: host for host in self._inventory.list_hosts(pattern)}
+        if not self._hosts:
+            raise NoHosts(f"no host matches {pattern!r}" + (f" and --limit {limit!r}" if limit else ""))
+        self._task = next(
+            task for block in self._play.compile() for task in block.block if getattr(task, "action", "") == NODE
+        )
+        defaults = _role_defaults()
+        self._variables = {
+            name: {**defaults, **self._manager.get_vars(play=self._play, host=host, task=self._task)}
+            for name, host in self._hosts.items()
+        }
+
+    def warm_up(self) -> None:
+        """Load what every task needs, so that the processes that are forked from this one find it loaded."""
+        for variables in self._variables.values():
+            name = variables.get("ansible_connection") or context.CLIARGS.get("connection") or "ssh"
+            with contextlib.suppress(Exception):
+                plugin_loader.connection_loader.get(str(name), class_only=True)
+        for kind, name in ((plugin_loader.become_loader, "sudo"), (plugin_loader.shell_loader, "sh")):
+            kind.get(name, class_only=True)
+
+    def refresh(self) -> None:
+        """Read the inventory anew: a Node came or went, or somebody edited it."""
+        self._loader.cleanup_all_tmp_files()
+        self._inventory.refresh_inventory()
+        self._manager.set_inventory(self._inventory)
+        self._read()
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Host -> its kube_proxy_* variables, without the prefix."""
+        return {name: self._settings(variables) for name, variables in self._variables.items()}
+
+    def _settings(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        templar = Templar(loader=self._loader, variables=variables)
+        return {
+            key.removeprefix(_PREFIX): plain(templar.template(value))
+            for key, value in variables.items()
+            if key.startswith(_PREFIX)
+        }
+
+    def execute(self, host: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the node action; in a process that is made for it and ends with it."""
+        task = self._task.copy(exclude_parent=True, exclude_tasks=True)
+        task._parent = self._task._parent
+        task.args = dict(arguments)
+        executor = TaskExecutor(
+            host=self._hosts[host],
+            task=task,
+            job_vars=dict(self._variables[host]),
+            play_context=PlayContext(play=self._play, passwords=self._passwords),
+            loader=self._loader,
+            shared_loader_obj=self._namespace,
+            final_q=_Nobody(),
+            variable_manager=self._manager,
+        )
+        result: dict[str, Any] = plain(executor.run())
+        return result
+
+
+def _role_defaults() -> dict[str, Any]:
+    """What the variables are where nobody sets them: what the role sync says, which is the same collection."""
+    plugin = plugin_loader.action_loader.get(NODE, class_only=True)
+    if plugin is None:
+        raise NoCollection(
+            "Ansible does not find the collection agentless.kube_proxy: ansible-galaxy collection install "
+            "agentless.kube_proxy, or set ANSIBLE_COLLECTIONS_PATH"
+        )
+    file = Path(inspect.getfile(plugin)).parents[2] / "roles" / "sync" / "defaults" / "main.yml"
+    return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+
+
+class _Nobody:
+    """Where a task would send what ansible-playbook shows while it runs."""
+
+    def send_callback(self, *_arguments: Any, **_named: Any) -> None:
+        """Not shown."""
+
+    send_display = send_prompt = send_task_result = send_callback
+
+
+def detach() -> None:
+    """What Ansible does with its workers: a session of their own, and nothing of the terminal."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    sys.stdout = sys.stderr = io.StringIO()
+    with contextlib.suppress(Exception):
+        Display().set_queue(_Nobody())
+
+
+__all__ = ["AnsibleError", "AnsibleOptions", "Inventory", "NoCollection", "NoHosts", "detach"]
