@@ -4,25 +4,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
+    LEDGER_OPTION,
     ControlAction,
+    plain,
     without_collection,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import Stopwatch, read_json
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
+    Stopwatch,
+    read_json,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends, refuse_shrinkage
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
     Outcome,
     Schedulers,
+    Target,
+    Vips,
     load_config,
     render,
     target,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import plan_digest, plan_snapshot
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import (
+    limited,
+    plan_digest,
+    plan_snapshot,
+)
 
 
 class ActionModule(ControlAction):
@@ -30,6 +44,7 @@ class ActionModule(ControlAction):
 
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
+        **LEDGER_OPTION,
         "snapshot": {"type": "path"},
         "digest": {"type": "str"},
         "config": {"type": "raw"},
@@ -38,6 +53,10 @@ class ActionModule(ControlAction):
         "compat": {"type": "str", "default": "1.37"},
         "schedulers": {"type": "dict", "default": {}},
         "scheduler_annotations": {"type": "bool", "default": False},
+        "max_removed_percent": {"type": "int", "default": 100},
+        "vip_policy": {"type": "str", "default": "warn", "choices": ["warn", "omit", "refuse"]},
+        "external_ip_cidrs": {"type": "list", "elements": "str"},
+        "load_balancer_cidrs": {"type": "list", "elements": "str"},
         "plan": {"type": "path"},
         "plan_digest": {"type": "str"},
     }
@@ -48,6 +67,11 @@ class ActionModule(ControlAction):
         "compat": "kube_proxy_compat",
         "schedulers": "kube_proxy_schedulers",
         "scheduler_annotations": "kube_proxy_scheduler_annotations",
+        "ledger": "kube_proxy_ledger",
+        "max_removed_percent": "kube_proxy_max_removed_percent",
+        "vip_policy": "kube_proxy_vip_policy",
+        "external_ip_cidrs": "kube_proxy_external_ip_cidrs",
+        "load_balancer_cidrs": "kube_proxy_load_balancer_cidrs",
         "plan": "kube_proxy_plan",
         "plan_digest": "kube_proxy_plan_digest",
     }
@@ -71,25 +95,42 @@ class ActionModule(ControlAction):
         if options["hosts"] is not None:
             targets = [target(directory, host, names.get(host, "")) for host in options["hosts"]]
         schedulers = Schedulers(options["schedulers"], options["scheduler_annotations"])
+        vips = Vips(options["vip_policy"], options["external_ip_cidrs"], options["load_balancer_cidrs"])
+        config = load_config(options["config"])
         outcome: Outcome = without_collection(
-            lambda: render(directory, snapshot, load_config(options["config"]), targets, options["compat"], schedulers)
+            lambda: render(directory, snapshot, config, targets, options["compat"], schedulers, vips)
         )
         if plan:
             _compare_with_plan(plan, options["plan_digest"], snapshot, outcome)
+        steps = _steps(targets or (), outcome)
+        frontends = Frontends(directory.frontends)
+        refuse_shrinkage(frontends, steps, options["max_removed_percent"])
+        about = {"snapshot": peek(snapshot), "plan": options["plan_digest"]}
+        directory.note("about", "localhost", about)
+        if steps and not self.check:
+            nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
+            Auditor(directory, options["ledger"], self.task_vars).write("sync", "begun", nodes)
         times = watch.fields()
-        directory.note("render", "localhost", {**times, "problems": outcome.problems, "ignored": outcome.ignored})
+        noted = {"problems": outcome.problems, "ignored": outcome.ignored, "warned": outcome.warnings}
+        directory.note("render", "localhost", {**times, **noted})
         for host, error in outcome.errors.items():
             directory.note("refused", host, {"error": error})
         for host, generation in outcome.generations.items():
             if host not in outcome.stale and directory.noted("push", host) is None:
                 directory.note("push", host, {**times, "changed": False, "generation": generation})
         directory.forget_old_runs()
+        if outcome.rendered:
+            frontends.forget(directory.recorded() | {*outcome.generations.values()})
+        told = {} if not outcome.warnings else {"warnings": limited(outcome.warnings)}
         return {
+            **told,
+            "ansible_facts": {"kube_proxy_run": self._run(list(steps))},
             "changed": bool(outcome.written),
             "path": str(directory.bundles),
             "generations": outcome.generations,
             "counts": outcome.counts,
             "stale": outcome.stale,
+            "changing": list(steps),
             "written": outcome.written,
             "rendered": outcome.rendered,
             "errors": outcome.errors,
@@ -97,6 +138,24 @@ class ActionModule(ControlAction):
             "ignored": outcome.ignored,
             "seconds": round(times["ended"] - times["began"], 2),
         }
+
+    def _run(self, changing: list[str]) -> dict[str, Any]:
+        """What the play that changes nodes has to know before it has any of them."""
+        batches = self.task_vars.get("kube_proxy_batches")
+        return {
+            "changing": changing,
+            "hosts": plain(self.task_vars.get("ansible_play_hosts_all") or []),
+            **({"batches": plain(self._templar.template(batches))} if batches else {}),
+        }
+
+
+def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, str]]:
+    """Host -> the generation that it has and the one that it is going to be given."""
+    return {
+        each.host: (each.recorded, outcome.generations[each.host])
+        for each in targets
+        if each.host in outcome.stale and each.host not in outcome.errors
+    }
 
 
 def _compare_with_plan(path: Path, digest: str, snapshot: Path, outcome: Outcome) -> None:

@@ -6,18 +6,32 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.manifest import FILE, SERVICES_FILE
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import report
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
+    DIR_OPTION,
+    LEDGER_OPTION,
+    ControlAction,
+)
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
     Stopwatch,
     read_json,
     write_json,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.probes import (
+    InvalidProbe,
+    Probe,
+    ProbeFailed,
+    node_script,
+    parse_probes,
+    run_probes,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.push import (
     INSTALLED,
@@ -33,6 +47,8 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.pu
 # Once, in the process that all workers are forked from.
 program_digest()
 
+_ACTIONS = {"applied": "sync", "rolled_back": "rollback", "absent": "cleanup"}
+
 
 class ActionModule(ControlAction):
     """Makes a node's kernel equal to its bundle, asks what is there, goes back, or takes everything away."""
@@ -41,12 +57,16 @@ class ActionModule(ControlAction):
 
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
+        **LEDGER_OPTION,
         "state": {"type": "str", "default": "applied", "choices": ["applied", "gathered", "rolled_back", "absent"]},
         "name": {"type": "str"},
         "bundle": {"type": "path"},
+        "delta": {"type": "path"},
         "generation": {"type": "str"},
         "verify": {"type": "bool", "default": False},
         "max_removed_percent": {"type": "int", "default": 100},
+        "confirm_within": {"type": "int", "default": 0},
+        "probes": {"type": "list", "elements": "dict", "default": []},
         "install": {"type": "bool", "default": False},
         "install_path": {"type": "str", "default": INSTALLED},
         "state_dir": {"type": "str", "default": STATE_DIR},
@@ -55,7 +75,10 @@ class ActionModule(ControlAction):
     VARIABLES: ClassVar[dict[str, str]] = {
         "name": "kube_proxy_node_name",
         "verify": "kube_proxy_verify",
+        "ledger": "kube_proxy_ledger",
         "max_removed_percent": "kube_proxy_max_removed_percent",
+        "confirm_within": "kube_proxy_confirm_within",
+        "probes": "kube_proxy_probes",
         "install": "kube_proxy_install",
         "install_path": "kube_proxy_install_path",
         "state_dir": "kube_proxy_state_dir",
@@ -80,14 +103,31 @@ class ActionModule(ControlAction):
             result: dict[str, Any] = getattr(self, f"_{options['state']}")()
         except AnsibleConnectionFailure as error:
             self._work.note(phase, self._host, {**watch.fields(), "failed": f"unreachable: {error.message}"})
+            self._audit({"error": f"unreachable: {error.message}"})
             raise
         except (AnsibleError, NoAnswer) as error:
             message = str(error) if isinstance(error, NoAnswer) else error.message
             self._work.note(phase, self._host, {**watch.fields(), "failed": message})
+            self._audit({"error": message})
             raise AnsibleActionFail(message) from None  # what it came from would be printed once more
         noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
         self._work.note(phase, self._host, {**watch.fields(), **noted})
+        if result["changed"]:
+            self._audit({"before": result.get("previous"), "after": result.get("generation")})
         return result
+
+    # Whether something was sent that may have changed the node.
+    _tried = False
+
+    def _audit(self, fields: Mapping[str, Any]) -> None:
+        """What became of the node, for the ledger; questions and rehearsals are not worth an entry."""
+        if self.check or not self._tried:
+            return
+        result = "failed" if "error" in fields else "changed"
+        entry = {"node": self._name, **fields, "result": result}
+        auditor = Auditor(self._work, self._options["ledger"], self.task_vars)
+        action = _ACTIONS[self._options["state"]]
+        auditor.write(action, "failed" if "error" in fields else "ok", {self._host: entry})
 
     # -- states
 
@@ -135,6 +175,8 @@ class ActionModule(ControlAction):
         refusal = self._work.noted("refused", self._host)
         if refusal is not None:
             raise AnsibleActionFail(refusal["error"])
+        if self._options["delta"] and not self.check:
+            return self._stepped(Path(self._options["delta"]).expanduser())
         directory = Path(self._options["bundle"] or self._work.bundles / self._name).expanduser()
         manifest = read_json(directory / FILE)
         if manifest is None:
@@ -155,10 +197,94 @@ class ActionModule(ControlAction):
         # The node can tell which service ports change; if it has none yet, we know without asking.
         if there is not None:
             arguments.append("--services")
-        command = self._way.carry(arguments, directory, install=self._options["install"] and not self.check)
-        answer = self._answer(command)
+        answer = self._sent(
+            arguments,
+            lambda all_: self._way.carry(all_, directory, install=self._options["install"] and not self.check),
+        )
         self._remember(answer)
         return self._told(answer, directory, status.get("differences") or (), known=there is not None)
+
+    def _stepped(self, archive: Path) -> dict[str, Any]:
+        """Give the node what changed, without a question before; where that will not do, the result says so."""
+        arguments = ["apply", "--node", self._name, "--max-removed", str(self._options["max_removed_percent"])]
+        answer = self._sent(arguments, lambda all_: self._way.give(all_, archive.read_bytes()))
+        if answer.needs_program or answer.result.get("need"):
+            reason = answer.result.get("reason") or "the node does not have the program"
+            return {"changed": False, "node": self._name, "need": "full", "reason": reason}
+        self._remember(answer)
+        return self._told(answer, None, ())
+
+    def _sent(self, arguments: Sequence[str], command: Callable[[Sequence[str]], Command]) -> Answer:
+        """Have the node change, and confirm the change where that is asked for."""
+        probes: list[Probe] = []
+        if self._options["confirm_within"] and not self.check:
+            probes = self._probes()
+            arguments = [*arguments, "--confirm-within", str(self._options["confirm_within"])]
+        self._tried = True
+        answer = self._answer(command(arguments))
+        if answer.result.get("confirm"):
+            self._confirm(answer.result, probes)
+        return answer
+
+    def _probes(self) -> list[Probe]:
+        """What must answer before the change is confirmed."""
+        address = self.task_vars.get("ansible_host") or self._host
+        try:
+            probes = parse_probes(self._options["probes"], str(self._templar.template(address)))
+        except InvalidProbe as error:
+            raise AnsibleActionFail(str(error)) from None
+        if self._way.restricted and any(each.place == "node" for each in probes):
+            raise AnsibleActionFail(
+                "kube_proxy_probes: an account that may run nothing but the node program cannot probe from the node; "
+                "use from: control"
+            )
+        return probes
+
+    def _confirm(self, applied: Mapping[str, Any], probes: Sequence[Probe]) -> None:
+        """Say over a new connection that all is well. Whatever keeps us from it, the node goes back by itself."""
+        deadline = time.monotonic() + int(applied["confirmWithin"]) - 2
+        back = f"generation {applied['previous']}" if applied.get("previous") else "having nothing applied"
+        arguments, script = ["confirm", str(applied["confirm"])], node_script(probes)
+        try:
+            run_probes(probes)
+            while True:
+                try:
+                    self._new_connection()
+                    answer = parse_answer(**self._exec_answer(self._way.ask(arguments, before=script)))
+                    break
+                except AnsibleConnectionFailure:
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(1)
+            if answer.needs_program:
+                answer = self._answer(self._way.carry(arguments))
+            if answer.result.get("probe"):
+                raise ProbeFailed(str(answer.result["error"]))
+            if not answer.result["ok"]:
+                raise AnsibleActionFail(str(answer.result.get("error") or answer.result))
+        except ProbeFailed as error:
+            raise AnsibleActionFail(f"not confirmed: probe {error}; {self._go_back(applied, back)}") from None
+        except (AnsibleError, NoAnswer) as error:
+            message = str(error) if isinstance(error, NoAnswer) else error.message
+            raise AnsibleActionFail(
+                f"not confirmed over a new connection: {message}; the node goes back by itself to {back}, "
+                f"{applied['confirmWithin']} s after the change"
+            ) from None
+
+    def _go_back(self, applied: Mapping[str, Any], back: str) -> str:
+        """A node that can be reached need not wait for its own clock."""
+        if applied.get("previous"):
+            try:
+                self._answer(self._way.ask(["rollback", str(applied["previous"])]))
+                return f"the node went back to {back}"
+            except (AnsibleError, NoAnswer):
+                pass  # then it does so by itself
+        return f"the node goes back by itself to {back}, {applied['confirmWithin']} s after the change"
+
+    def _new_connection(self) -> None:
+        """Connections that were open before the change prove nothing: the kernel knows them."""
+        if hasattr(self._connection, "reset"):
+            self._connection.reset()
 
     def _rolled_back(self) -> dict[str, Any]:
         """Go back to the bundle before, or to a kept one."""
@@ -166,6 +292,7 @@ class ActionModule(ControlAction):
         arguments += ["--max-removed", str(self._options["max_removed_percent"])]
         arguments += ["--dry-run"] if self.check else []
         arguments += [self._options["generation"]] if self._options["generation"] else []
+        self._tried = True
         answer = self._ask(arguments)
         self._remember(answer)
         return self._told(answer, None, ())
@@ -173,7 +300,10 @@ class ActionModule(ControlAction):
     def _absent(self) -> dict[str, Any]:
         """Take away everything that was ever applied."""
         arguments = ["cleanup", "--services"] + (["--dry-run"] if self.check else [])
+        before = (self._work.answer(self._host) or {}).get("status") or {}
+        self._tried = True
         told = self._told(self._ask(arguments), None, ())
+        told["previous"] = told["previous"] or before.get("generation")
         if self._options["install"] and not self._way.restricted:
             told["changed"] |= bool(self._answer(self._way.uninstall(dry_run=self.check)).result["removed"])
         if not self.check:
@@ -239,9 +369,12 @@ class ActionModule(ControlAction):
             answer = self._answer(self._way.carry(arguments))
         return answer
 
-    def _answer(self, command: Command) -> Answer:
+    def _exec_answer(self, command: Command) -> dict[str, Any]:
         done = self._exec(command)
-        answer = parse_answer(done["rc"], done["stdout"], done["stderr"])
+        return {"code": done["rc"], "stdout": done["stdout"], "stderr": done["stderr"]}
+
+    def _answer(self, command: Command) -> Answer:
+        answer = parse_answer(**self._exec_answer(command))
         if not answer.result["ok"] and not answer.needs_program:
             raise AnsibleActionFail(str(answer.result.get("error") or json.dumps(answer.result)))
         return answer

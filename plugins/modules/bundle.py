@@ -18,6 +18,7 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.ledger
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.control
   - agentless.kube_proxy.attributes.action_group
@@ -68,6 +69,35 @@ options:
       - If not given, the variable C(kube_proxy_scheduler_annotations) holds.
     type: bool
     default: false
+  max_removed_percent:
+    description:
+      - Fail, before any node is touched, if a host would lose more than this share of the service ports that it has.
+        Hosts whose generation was not computed with this O(dir) are looked at when it is their turn.
+      - If not given, the variable C(kube_proxy_max_removed_percent) holds.
+    type: int
+    default: 100
+  vip_policy:
+    description:
+      - What becomes of an external IP or the IP of a load balancer that lies outside of the ranges that are allowed,
+        or is an address of a node, a pod, the API server, another Service, a loopback or a link-local address.
+      - V(warn) does what kube-proxy does, and says so. V(omit) leaves that address out of the Service. V(refuse) fails
+        before any node is touched.
+      - If not given, the variable C(kube_proxy_vip_policy) holds.
+    type: str
+    choices: [warn, omit, refuse]
+    default: warn
+  external_ip_cidrs:
+    description:
+      - Where external IPs of Services may lie. With an empty list nowhere, without one anywhere.
+      - If not given, the variable C(kube_proxy_external_ip_cidrs) holds.
+    type: list
+    elements: str
+  load_balancer_cidrs:
+    description:
+      - Where IPs of load balancers may lie. With an empty list nowhere, without one anywhere.
+      - If not given, the variable C(kube_proxy_load_balancer_cidrs) holds.
+    type: list
+    elements: str
   plan:
     description:
       - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest) and what was
@@ -122,6 +152,21 @@ stale:
   elements: str
   returned: success
   sample: [n2]
+changing:
+  description: Hosts that will be given another state, those with an error left out.
+  type: list
+  elements: str
+  returned: success
+  sample: [n2]
+ansible_facts:
+  description: What a later play needs to change the hosts in batches.
+  type: dict
+  returned: success
+  contains:
+    kube_proxy_run:
+      description: C(changing), the C(hosts) of this play, and the C(batches) that the variables ask for.
+      type: dict
+      returned: success
 written:
   description: Nodes whose bundle was written.
   type: list

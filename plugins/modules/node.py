@@ -17,6 +17,7 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.ledger
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.action_group
 attributes:
@@ -51,6 +52,12 @@ options:
   bundle:
     description: The directory of the bundle. The default is where M(agentless.kube_proxy.bundle) wrote it.
     type: path
+  delta:
+    description:
+      - With O(state=applied), the archive of a delta, as C(akp watch) and C(akp publish) make them. It is sent without a
+        question before, and O(bundle) is not looked at. A node that is not where the delta begins changes nothing, and
+        the result says that it needs its whole bundle.
+    type: path
   generation:
     description: With O(state=rolled_back), the generation to go back to, or its first digits.
     type: str
@@ -67,6 +74,24 @@ options:
       - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
     default: 100
+  confirm_within:
+    description:
+      - With O(state=applied), the node goes back by itself to what it had unless the change is confirmed within so many
+        seconds. The module does that over a new connection, once the O(probes) answer. V(0) changes it at once and
+        for good.
+      - If not given, the variable C(kube_proxy_confirm_within) holds.
+    type: int
+    default: 0
+  probes:
+    description:
+      - What must answer before a change is confirmed. Each has a C(port), and may have a C(type) (V(tcp), V(udp),
+        V(http) or V(https)), an C(address) (that of the node, if there is none), a C(path), the C(status) codes that
+        are good, what the answer C(contains), what to C(send) in a datagram, a C(timeout) in seconds, a C(name), and
+        C(from), V(control) or V(node).
+      - If not given, the variable C(kube_proxy_probes) holds.
+    type: list
+    elements: dict
+    default: []
   install:
     description:
       - Keep the node program, owned by root, at O(install_path), for those who want to allow exactly that program or to
@@ -132,6 +157,14 @@ generation:
   type: str
   returned: success
   sample: fa9c6eafd069cc9972575b3015aa4c60a3740d98a146ae12f8a126997b85702f
+need:
+  description: V(full) if the delta will not do on this node, and only its whole bundle will. Nothing was changed then.
+  type: str
+  returned: with O(delta), if so
+reason:
+  description: Why the delta will not do.
+  type: str
+  returned: with O(delta), if so
 previous:
   description: What was there before.
   type: str

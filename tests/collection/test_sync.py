@@ -86,7 +86,8 @@ def counting(inventory: Path, lab: Lab, log: Path) -> Path:
     wrapper = inventory.parent / "counting-ssh"
     wrapper.write_text(
         "#!/bin/sh\n"
-        f'case $* in *"-O "*) ;; *) printf "%s" "$*" | tr "\\n" " " >>{log}; echo >>{log} ;; esac\n'
+        # In one write: several run at once.
+        f'case $* in *"-O "*) ;; *) line=$(printf "%s" "$*" | tr "\\n" " "); echo "$line" >>{log} ;; esac\n'
         f'exec {lab.state}/ssh "$@"\n'
     )
     wrapper.chmod(0o755)

@@ -196,7 +196,7 @@ def test_what_a_host_answered_decides_what_it_has(
 ) -> None:
     answer = {"host": "h", "node": "n1", "facts": FACTS, "status": status, "oldProgram": old}
     write_json(work.answer_file("h"), answer)
-    assert target(work, "h", "") == Target("h", "n1", FACTS, current)
+    assert target(work, "h", "") == Target("h", "n1", FACTS, current, str(status.get("generation") or ""))
 
 
 def test_a_host_that_was_not_asked_is_a_node_of_its_own_name(work: WorkDirectory) -> None:

@@ -18,8 +18,15 @@ from .directory import WorkDirectory
 # other exception is a bug and shows as one.
 EXPECTED = {
     "ApiError",
+    "BrokenLedger",
     "InvalidAccess",
     "InvalidConfig",
+    "InvalidPolicy",
+    "InvalidProbe",
+    "InvalidRelease",
+    "RefusedVips",
+    "Shrunken",
+    "SigningFailed",
     "UnknownBackend",
     "UnreadableBundle",
     "UnreadableFile",
@@ -27,6 +34,7 @@ EXPECTED = {
 }
 
 DIR_OPTION: dict[str, Any] = {"dir": {"type": "path"}}
+LEDGER_OPTION: dict[str, Any] = {"ledger": {"type": "str"}}
 API_VARIABLES = {
     "kubeconfig": "kube_proxy_kubeconfig",
     "context": "kube_proxy_context",
@@ -118,6 +126,13 @@ class ControlAction(ActionBase):  # type: ignore[misc,unused-ignore]
         """The message of an error that a user can mend."""
         if type(error).__name__ == "InvalidConfig":
             return f"the KubeProxyConfiguration is not valid: {'; '.join(str(error).splitlines())}"
+        if type(error).__name__ == "RefusedVips":
+            claims = "; ".join(str(error).splitlines())
+            return (
+                f"refused, and no node was touched: {claims}. Services may claim what lies in "
+                "kube_proxy_external_ip_cidrs and kube_proxy_load_balancer_cidrs, and nobody else's addresses; "
+                "kube_proxy_vip_policy=omit leaves such claims out, warn allows them"
+            )
         if isinstance(error, OSError) and error.filename:
             return f"{error.filename}: {error.strerror}"
         return str(error) or type(error).__name__

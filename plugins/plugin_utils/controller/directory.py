@@ -8,6 +8,8 @@
     bundles/index.json
     runs/RUN/         what the tasks of a run did, for its summary
     plan.json         what a run in check mode would do
+    frontends/        what each generation serves, to tell what a change means before it is made
+    ledger.jsonl      what was done to which node
 
 Runs may share one at the same time if each has hosts of its own and all are given the same snapshot; otherwise each run
 needs its own. Clusters each have their own.
@@ -38,6 +40,8 @@ class WorkDirectory:
         self.bundles = path / "bundles"
         self.index = self.bundles / "index.json"
         self.plan = path / "plan.json"
+        self.frontends = path / "frontends"
+        self.ledger = path / "ledger.jsonl"
 
     def make(self) -> WorkDirectory:
         """Make it; only its owner may look into it."""
@@ -57,6 +61,12 @@ class WorkDirectory:
     def answer(self, host: str) -> dict[str, Any] | None:
         """What a host said last, if it ever did."""
         return read_json(self.answer_file(host))
+
+    def recorded(self) -> set[str]:
+        """The generations that all hosts said they have."""
+        answers = (read_json(file) or {} for file in (self.path / "nodes").glob("*.json"))
+        found = {str((each.get("status") or {}).get("generation") or "") for each in answers}
+        return found - {""}
 
     def note(self, phase: str, host: str, fields: Mapping[str, Any]) -> None:
         """Remember what a task of this run did."""

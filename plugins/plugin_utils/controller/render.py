@@ -38,6 +38,7 @@ class Target:
     node: str
     facts: Mapping[str, Any] | None  # of `akp-node facts`; None if the host was not asked
     current: str  # the generation that is there and intact; empty if there is none or that is not known
+    recorded: str = ""  # the generation that was applied last, intact or not
 
 
 @dataclasses.dataclass(slots=True)
@@ -52,6 +53,7 @@ class Outcome:
     problems: tuple[str, ...] = ()  # what was left out of the cluster
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     rendered: int = 0
+    warnings: tuple[str, ...] = ()  # addresses that Services claim and should not
 
 
 def load_config(config: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -72,9 +74,8 @@ def target(directory: WorkDirectory, host: str, name: str) -> Target:
         return Target(host, name or host, None, "")
     status = answer.get("status") or {}
     intact = status.get("state") == "applied" and not status.get("drift") and not answer.get("oldProgram")
-    return Target(
-        host, name or answer.get("node") or host, answer.get("facts"), status.get("generation") or "" if intact else ""
-    )
+    recorded = str(status.get("generation") or "")
+    return Target(host, name or answer.get("node") or host, answer.get("facts"), recorded if intact else "", recorded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,18 @@ class Schedulers:
 NO_SCHEDULERS = Schedulers()
 
 
+@dataclasses.dataclass(frozen=True)
+class Vips:
+    """What Services may claim, as proxy.policy has it; that is not imported where nothing is computed."""
+
+    action: str = "warn"
+    external_ips: Sequence[str] | None = None
+    load_balancer_ips: Sequence[str] | None = None
+
+
+ANY_VIPS = Vips()
+
+
 def render(
     directory: WorkDirectory,
     snapshot_file: Path,
@@ -95,13 +108,14 @@ def render(
     targets: Sequence[Target] | None,
     compat: str,
     schedulers: Schedulers = NO_SCHEDULERS,
+    vips: Vips = ANY_VIPS,
 ) -> Outcome:
     """Bring the bundles of all targets that need one up to date; without targets, those of all nodes."""
     digest = peek(snapshot_file)
     if not digest:
         raise UnreadableFile(f"{snapshot_file}: is not a snapshot")
-    index = _Index(directory.index, digest, config, compat, schedulers)
-    outcome = Outcome(problems=index.problems, ignored=index.ignored)
+    index = _Index(directory.index, digest, config, compat, [schedulers, vips])
+    outcome = Outcome(problems=index.problems, ignored=index.ignored, warnings=index.warnings)
     work: list[Target] = []
     for each in targets or ():
         known = index.generation(each)
@@ -111,7 +125,7 @@ def render(
             _conclude(outcome, each, known, index.counts(each))
     if work or targets is None or not index.complete:
         wanted = work if targets is not None else None
-        _render(directory, snapshot_file, config, wanted, compat, schedulers, index, outcome)
+        _render(directory, snapshot_file, config, wanted, compat, schedulers, vips, index, outcome)
     outcome.stale.sort()
     index.write()
     return outcome
@@ -124,6 +138,7 @@ def _render(
     work: Sequence[Target] | None,
     compat: str,
     schedulers: Schedulers,
+    vips: Vips,
     index: _Index,
     outcome: Outcome,
 ) -> None:
@@ -133,10 +148,16 @@ def _render(
     from ..cluster.record import read_record, snapshot_of
     from ..proxy.config import parse_config, with_schedulers
     from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
+    from ..proxy.policy import under_policy, vip_policy
     from ..proxy.view import ClusterView
+    from .guard import Frontends
 
     parsed = with_schedulers(parse_config(config), schedulers.services, annotations=schedulers.annotations)
     snapshot = snapshot_of(read_record(snapshot_file))
+    policy = vip_policy(vips.action, vips.external_ips, vips.load_balancer_ips)
+    snapshot, warnings = under_policy(snapshot, parsed, policy)
+    outcome.warnings = index.warnings = warnings
+    frontends = Frontends(directory.frontends)
     outcome.problems = index.problems = tuple(str(problem) for problem in snapshot.problems)
     outcome.ignored = index.ignored = dict(snapshot.ignored)
     index.complete = True
@@ -152,6 +173,7 @@ def _render(
             outcome.stale.append(each.host)
             continue
         outcome.rendered += 1
+        frontends.learn(state)
         counts = {"service_ports": len(state.fragments)}
         index.learn(each, state.generation, counts)
         if state.generation != each.current and _written(directory.bundles / each.node) != state.generation:
@@ -205,10 +227,10 @@ class _Index:
     """Which inputs gave which generation."""
 
     def __init__(
-        self, file: Path, snapshot: str, config: Mapping[str, Any], compat: str, schedulers: Schedulers
+        self, file: Path, snapshot: str, config: Mapping[str, Any], compat: str, choices: Sequence[Schedulers | Vips]
     ) -> None:
         self._file = file
-        inputs = [engine_digest(), snapshot, config, compat, dataclasses.asdict(schedulers)]
+        inputs = [engine_digest(), snapshot, config, compat, *map(dataclasses.asdict, choices)]
         shared = json.dumps(inputs, sort_keys=True)
         self._shared = hashlib.sha256(shared.encode()).hexdigest()
         content = read_json(file) or {}
@@ -218,6 +240,7 @@ class _Index:
         self._nodes: dict[str, dict[str, Any]] = known.get("nodes") or {}
         self.problems: tuple[str, ...] = tuple(known.get("problems") or ())
         self.ignored: Mapping[str, int] = known.get("ignored") or {}
+        self.warnings: tuple[str, ...] = tuple(known.get("warnings") or ())
 
     @staticmethod
     def _facts(each: Target) -> str:
@@ -242,6 +265,12 @@ class _Index:
         there = read_json(self._file) or {}
         if there.get("inputs") == self._shared:
             self._nodes = {**(there.get("nodes") or {}), **self._nodes}
-        content = {"inputs": self._shared, "nodes": self._nodes, "problems": self.problems, "ignored": self.ignored}
+        content = {
+            "inputs": self._shared,
+            "nodes": self._nodes,
+            "problems": self.problems,
+            "ignored": self.ignored,
+            "warnings": self.warnings,
+        }
         if read_json(self._file) != json.loads(json.dumps(content)):
             write_json(self._file, content)

@@ -73,6 +73,12 @@ def difference_text(each: Mapping[str, Any]) -> str:
     return f"{text}: {each['rule']}" if each.get("rule") else text
 
 
+def limited(lines: Sequence[str]) -> list[str]:
+    """As many lines as a person reads."""
+    rest = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"and {rest} more"] if rest > 0 else [])]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
     """A whole run."""
@@ -85,6 +91,8 @@ class Summary:
     services: Mapping[str, int]
     endpoints: Mapping[str, int]
     left_out: tuple[str, ...]
+    warned: tuple[str, ...]  # addresses that Services claim and should not
+    ledger: str  # where this run stands in the ledger
     seconds: Mapping[str, float]
     check: bool
 
@@ -107,9 +115,12 @@ class Summary:
             lines.append(f"  {host} was not as it was left, {count} {'difference' if count == 1 else 'differences'}")
         if self.left_out:
             lines.append(f"left out of the cluster: {len(self.left_out)}")
-            lines += [f"  {each}" for each in self.left_out[:_MOST_LINES]]
-            if len(self.left_out) > _MOST_LINES:
-                lines.append(f"  and {len(self.left_out) - _MOST_LINES} more")
+            lines += [f"  {each}" for each in limited(self.left_out)]
+        if self.warned:
+            lines.append(f"claimed, but not theirs: {len(self.warned)}")
+            lines += [f"  {each}" for each in limited(self.warned)]
+        if self.ledger:
+            lines.append(self.ledger)
         lines.append("seconds: " + ", ".join(f"{phase} {value:.2f}" for phase, value in self.seconds.items()))
         return lines
 
@@ -120,15 +131,21 @@ def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check
     asked: set[str] = set()
     failed: dict[str, str] = {}
     left_out: dict[str, None] = {}
+    warned: dict[str, None] = {}
     spans: dict[str, tuple[float, float]] = {}
-    stopped = ""
+    stopped, ledger, entry = "", "", 0
     for note in notes:
         phase, host = note["phase"], note["host"]
         if "began" in note:
             began, ended = spans.get(phase, (note["began"], note["ended"]))
             spans[phase] = (min(began, note["began"]), max(ended, note["ended"]))
         left_out.update(dict.fromkeys(note.get("problems", ())))
-        if phase == "stopped":
+        warned.update(dict.fromkeys(note.get("warned", ())))
+        if phase == "ledger":
+            if note["number"] > entry:
+                entry = note["number"]
+                ledger = f"ledger: {note['file']}, entry {entry}, head {note['hash']}"
+        elif phase == "stopped":
             stopped = str(note["failed"])
         elif note.get("failed"):
             failed[host] = str(note["failed"])
@@ -162,6 +179,8 @@ def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check
         endpoints=counted["endpoints"],
         # What came from a file is told of twice, once with the name of the file.
         left_out=tuple(each for each in left_out if not any(other.endswith(f": {each}") for other in left_out)),
+        warned=tuple(warned),
+        ledger=ledger,
         seconds={phase: round(spans[phase][1] - spans[phase][0], 2) for phase in order if phase in spans},
         check=check,
     )
