@@ -23,6 +23,7 @@ from agentless_kube_proxy.bundle.write import write_bundle
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.view import ClusterView
 
+from tests.lab.program import PROGRAM
 from tests.unit.build import CLUSTER_CIDR, Object, config, endpoint, node, port, service, slice_of, snapshot
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class Cluster:
         for name, where in (("client-1", "n1"), ("client-3", "n3")):
             lab.add_pod(name, where)
         lab.node("n3").use_iptables("legacy")
-        program = Path(backends.__file__).parents[1] / "bundle"
-        self._facts = {each.name: each.akp(program, "facts") for each in lab.nodes}
+        self._facts = {each.name: each.akp(PROGRAM.parent, "facts") for each in lab.nodes}
 
     def place(self, name: str) -> Place:
         """A pod, a node or outside."""
