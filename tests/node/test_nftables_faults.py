@@ -20,7 +20,7 @@ from tests.unit.build import service, slice_of
 REFUSE = 'echo "/dev/stdin:1:1-3: Error: Could not process rule: Cannot allocate memory" >&2; exit 1'
 
 
-@pytest.fixture(params=["dash", "busybox"])
+@pytest.fixture(params=["dash", pytest.param("busybox", marks=pytest.mark.soak)])
 def host(request: pytest.FixtureRequest, new_host: Callable[..., Host]) -> Host:
     """A host under each shell."""
     return new_host("nft", request.param)
