@@ -99,7 +99,6 @@ host:'*) ;; *) complaint=': missing required Host header' ;; esac ;;
 http_answer() {
     case $1 in
         200) line='200 OK' ;;
-        400) line='400 Bad Request' ;;
         404) line='404 Not Found' ;;
         503) line='503 Service Unavailable' ;;
     esac
@@ -133,7 +132,8 @@ verb_health() {
     # A connection that asks nothing is not answered.
     [ -n "$head" ] || return 0
     if [ -n "$complaint" ]; then
-        printf 'HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request%s' "${complaint% }"
+        line="400 Bad Request${complaint% }"
+        printf 'HTTP/1.1 %s\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n%s' "$line" "$line"
     elif [ "$port" = healthz ]; then answer_healthz
     else answer_check
     fi
