@@ -37,6 +37,7 @@
 #   Deltas              what changes between two generations
 #   Carriers            ask, what changes per service port
 #   Commit-confirmed    a change that nobody confirms is undone
+#   Pull                fetch, verify, apply, report
 #   Metrics             how a run ended, for Prometheus
 #   Verbs
 #

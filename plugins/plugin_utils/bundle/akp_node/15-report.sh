@@ -19,6 +19,7 @@ akp-node - make this host's kernel equal to a bundle
   akp-node restore [--verify]                    apply the recorded bundle again, e.g. at boot
   akp-node cleanup                               remove everything apply made
   akp-node drain                                 ipvs: delete what was told to leave and has become idle
+  akp-node pull [--jitter S] [--dry-run]         fetch, verify and apply what was published for this node
   akp-node ask [--verify] [--known KEY]          status and facts in one, with as little work as will do
   akp-node health PORT[/ipv6]|healthz            answer one HTTP request on stdin, for systemd or inetd
 
@@ -32,7 +33,8 @@ Options
                apply, rollback: undo the change by itself unless confirm comes in time
   --max-removed PERCENT
                apply, check, rollback: refuse if more of the service ports would go away
-  --dry-run    rollback, cleanup: say what would be done; change nothing
+  --jitter S   pull: wait first, between 0 and S seconds, for each node its own time
+  --dry-run    rollback, cleanup, pull: say what would be done; change nothing
   --known KEY  ask: leave out the facts if this is still the key that they came with
   --help, --version
 
@@ -89,8 +91,10 @@ die() {
     shift
     say "$*"
     answered=1
-    printf '{"verb": %s, "ok": false, "code": %s, "error": %s, "warnings": [%s]}\n' \
-        "$(json_string "$verb")" "$code" "$(json_string "$*")" "$warnings"
+    text=$(printf '{"verb": %s, "ok": false, "code": %s, "error": %s, "warnings": [%s]}' \
+        "$(json_string "$verb")" "$code" "$(json_string "$*")" "$warnings")
+    printf '%s\n' "$text"
+    [ "$verb" != pull ] || pull_end "$text"
     exit "$code"
 }
 

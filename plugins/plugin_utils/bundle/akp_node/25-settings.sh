@@ -5,7 +5,7 @@
 #   allowed_signers    whose releases count, in the form of ssh-keygen(1); see Releases
 #   revoked_signers    optional: keys that count no more
 ETC=${AKP_ETC:-/etc/akp}
-SETTINGS='cluster node signatures url ca certificate key proxy report textfile'
+SETTINGS='cluster node signatures url ca certificate key proxy report fetcher limit textfile'
 
 # The value of a setting, or the default $2.
 setting() {

@@ -6,6 +6,7 @@
 #   ask       an answer to ask, good for as long as nothing changes
 #   counter   of the last release that was applied, where releases are asked for
 #   history   "digest generation" of the kept bundles, in the order they were first applied
+#   pull/     what was pulled last, see Pull
 #   bundles/  DIGEST/, the kept bundles
 #   deltas/   1/, 2/, ...: the deltas applied since the recorded bundle
 #   before/   what cleanup has to put back

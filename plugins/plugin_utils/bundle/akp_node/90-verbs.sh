@@ -349,7 +349,7 @@ verb_cleanup() {
         done
     fi
     [ -n "$undoing" ] || confirm_disarm
-    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed"
+    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull"
     confirm_disarm
     rm -f "$STATE/lock"
     sync_ended
@@ -403,7 +403,8 @@ main() {
             --services) services=1 ;;
             --dry-run) dry_run=1 ;;
             --max-removed) [ $# -gt 1 ] || die 2 "--max-removed needs a number"; max_removed=$2; shift ;;
-            --confirm-within) [ $# -gt 1 ] || die 2 "--confirm-within needs a number of seconds"; confirm_within=$2; shift ;;
+            --confirm-within) confirm_within=${2:-x}; [ $# -lt 2 ] || shift ;;
+            --jitter) [ $# -gt 1 ] || die 2 "--jitter needs a number of seconds"; jitter=$2; shift ;;
             --known) [ $# -gt 1 ] || die 2 "--known needs a key"; known=$2; shift ;;
             -) operand=- ;;
             --node) [ $# -gt 1 ] || die 2 "--node needs a name"; want_node=$2; shift ;;
@@ -417,18 +418,19 @@ main() {
         case $number in '' | *[!0-9]*) die 2 "AKP_LOCK_WAIT, AKP_KEEP and AKP_CHUNK are numbers, not \"$number\"" ;; esac
     done
     case $confirm_within in *[!0-9]* | 0* | ??????*) die 2 "--confirm-within takes a number of seconds up to 99999, not \"$confirm_within\"" ;; esac
-    case $verb in apply | rollback | pull) ;; *) [ -z "$confirm_within" ] || die 2 "$verb takes no --confirm-within" ;; esac
+    case $jitter in '' | *[!0-9]* | ??????*) die 2 "--jitter takes a number of seconds up to 99999, not \"$jitter\"" ;; esac
+    case $verb in apply | rollback) ;; *) [ -z "$confirm_within" ] || die 2 "$verb takes no --confirm-within" ;; esac
     case $max_removed in *[!0-9]*) die 2 "--max-removed takes a number of percent, not \"$max_removed\"" ;; esac
     case $verb in
         apply | check) [ -n "$operand" ] || die 2 "$verb needs a bundle directory" ;;
         health) [ -n "$operand" ] || die 2 "health needs a port" ;;
         rollback | confirm | undo | await) ;;
-        status | facts | restore | cleanup | drain | ask) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
+        status | facts | restore | cleanup | drain | ask | pull) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
         *) die 2 "unknown verb \"$verb\", see akp-node --help" ;;
     esac
     [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
     # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
-    case $verb in apply | check) check_settings ;; esac
+    case $verb in apply | check | pull) check_settings ;; esac
     case $verb in ask | await | health) ;; *) make_work ;; esac
     "verb_$verb" "$operand"
     answered=1
