@@ -1,0 +1,75 @@
+"""Ten thousand bundles gone wrong: each is refused, or changes nothing that is not ours."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agentless_kube_proxy.bundle.write import write_bundle
+
+from .guarding import foreign, furnish, guarded
+from .host import Host
+from .mutations import Mutation, mutations
+
+# A stolen control host would try this often; a different range each time is a matter of the variable.
+FIRST = int(os.environ.get("AKP_FIRST_SEED", "0"))
+BATCH = 250
+
+
+@pytest.fixture(params=["dash", "busybox"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    each = Host(tmp_path, "nft", request.param)
+    try:
+        yield each
+    finally:
+        each.close()
+
+
+def hold(host: Host, first: int, count: int, applied: int) -> Counter[str]:
+    """Guard them all, apply so many of those that pass, and see that nothing foreign has changed."""
+    furnish(host)
+    before = foreign(host)
+    told: Counter[str] = Counter()
+    for start in range(first, first + count, BATCH):
+        made = list(mutations(start, min(BATCH, first + count - start)))
+        directories = [each.write(host.directory / "bundles" / str(each.seed)) for each in made]
+        codes = guarded(directories, host)
+        assert len(codes) == len(made)
+        for each, directory, code in zip(made, directories, codes, strict=True):
+            assert code in (0, 2), f"{each}: exit {code}: {Path(f'{directory}.answer').read_text()}"
+            told["refused" if code else "passed"] += 1
+            if code == 0 and each.original.mode != "ipvs" and told["applied"] + told["not applied"] < applied:
+                told[apply(host, each, directory)] += 1
+                assert foreign(host) == before, f"{each}: something that is not ours has changed"
+    assert foreign(host) == before
+    assert host.akp("cleanup").code == 0
+    assert foreign(host) == before
+    return told
+
+
+def apply(host: Host, mutation: Mutation, directory: Path) -> str:
+    """Through the program as it is; a delta comes on top of what it was made for."""
+    if mutation.original.base is not None and mutation.fields["kind"] == "Delta":
+        base = host.directory / "base"
+        write_bundle(mutation.original.base, base)
+        host.apply(base)
+    result = host.akp("apply", directory)
+    assert result.code in (0, 2, 3, 4), f"{mutation}: {result.stdout}{result.stderr}"
+    return "applied" if result.code == 0 and "need" not in result.json else "not applied"
+
+
+def test_a_mutated_bundle_is_refused_or_stays_within_our_objects(host: Host) -> None:
+    told = hold(host, FIRST, 150, 6)
+    assert told["refused"] > 75
+    assert told["applied"] > 1
+
+
+@pytest.mark.soak
+def test_ten_thousand_mutated_bundles(host: Host) -> None:
+    told = hold(host, FIRST + (0 if host.shell == "dash" else 5000), 5000, 600)
+    print(f"\nmutated bundles under {host.shell}: {dict(told)}")
+    assert told["refused"] + told["passed"] == 5000
+    assert told["applied"] > 300
