@@ -61,18 +61,24 @@ open_bundle() {
 }
 
 # Unpack the bundle on stdin: gzip, and in it for each file a line "== NAME LINES" and then that many
-# lines; "==" alone is the end. Names are plain, so nothing can land anywhere else.
+# lines; "==" alone is the end. Names are plain, so nothing can land anywhere else; and there is an end to what is read,
+# whatever it was packed into.
 unpack() {
     need gzip gzip
     mkdir "$1"
-    why=$(gzip -dc 2>/dev/null | awk -v dir="$1" '
+    case $MAX_BUNDLE in '' | *[!0-9]* | ??????*) die 2 "AKP_MAX_BUNDLE is a number of megabytes, not \"$MAX_BUNDLE\"" ;; esac
+    why=$(gzip -dc 2>/dev/null | head -c "${MAX_BUNDLE}000000" | awk -v dir="$1" -v limit="${MAX_BUNDLE}000000" '
+        { bytes += length($0) + 1 }
         left > 0 { print > file; if (!--left) close(file); next }
         ended { trouble = 1; exit }
         /^==$/ { ended = 1; next }
-        !/^== [A-Za-z0-9_][A-Za-z0-9._-]* [0-9]+$/ || seen[$2]++ { trouble = 1; exit }
+        !/^== [A-Za-z0-9_][A-Za-z0-9._-]* [0-9]+$/ || seen[$2]++ || ++files > 64 || length($2) > 64 { trouble = 1; exit }
         { file = dir "/" $2; left = $3 + 0; printf "" > file; if (!left) close(file) }
-        END { if (trouble || left > 0 || !ended) print "no" }')
-    [ -z "$why" ] || die 2 "what came on stdin is no bundle, or was cut short"
+        END {
+            if (bytes + 0 >= limit + 0) print "is larger than " limit / 1000000 " MB (AKP_MAX_BUNDLE on the node)"
+            else if (trouble || left > 0 || !ended) print "is no bundle, or was cut short"
+        }') || die 3 "what came on stdin could not be unpacked (is ${TMPDIR:-/tmp} full?)"
+    [ -z "$why" ] || die 2 "what came on stdin $why"
 }
 
 # The values of $manifest as assignments for the shell: nothing passes that a shell could take for more than text.
