@@ -129,7 +129,10 @@ confirm_note_foreign() {
     for fam in $FAMILIES; do iptables_owned <"$work/actual.$fam" >"$STATE/foreign.new/iptables.$fam" || return 1; done
     printf '%s\n' "$flavour" >"$STATE/foreign.new/flavour" || return 1
     if [ "$mode" = nftables ]; then flavour='' flavour_trouble=; fi
-    ! nft_tables_exist || nft_list >"$STATE/foreign.new/nft" || return 1
+    if nft_tables_exist; then
+        nft_list >"$STATE/foreign.new/nft" || return 1
+        for f in $NFT_FAMILIES; do nft list table "$f" kube-proxy-generation 2>/dev/null || :; done >>"$STATE/foreign.new/nft"
+    fi
     ! ipvs_present || ipvs_save "$STATE/foreign.new/ipvs" || return 1
     mv "$STATE/foreign.new" "$STATE/foreign"
 }
