@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.au
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
     LEDGER_OPTION,
-    ControlAction,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
     Stopwatch,
@@ -43,6 +41,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.pu
     parse_answer,
     program_digest,
 )
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.wire import RemoteAction
 
 # Once, in the process that all workers are forked from.
 program_digest()
@@ -50,10 +49,8 @@ program_digest()
 _ACTIONS = {"applied": "sync", "rolled_back": "rollback", "absent": "cleanup"}
 
 
-class ActionModule(ControlAction):
+class ActionModule(RemoteAction):
     """Makes a node's kernel equal to its bundle, asks what is there, goes back, or takes everything away."""
-
-    _requires_connection = True
 
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
@@ -370,7 +367,7 @@ class ActionModule(ControlAction):
         return answer
 
     def _exec_answer(self, command: Command) -> dict[str, Any]:
-        done = self._exec(command)
+        done = self.execute(command, restricted=bool(self._way.restricted))
         return {"code": done["rc"], "stdout": done["stdout"], "stderr": done["stderr"]}
 
     def _answer(self, command: Command) -> Answer:
@@ -378,28 +375,3 @@ class ActionModule(ControlAction):
         if not answer.result["ok"] and not answer.needs_program:
             raise AnsibleActionFail(str(answer.result.get("error") or json.dumps(answer.result)))
         return answer
-
-    def _exec(self, command: Command) -> dict[str, Any]:
-        """One command on the node, with its input."""
-        # A restricted account has no shell to speak to and nobody to become; its command goes as it is.
-        how: dict[str, Any] = {"executable": "/bin/sh"}
-        if self._way.restricted:
-            how = {"executable": False, "sudoable": False}
-        become = getattr(self._connection, "become", None)
-        if self._connection.has_pipelining and getattr(become, "name", "") not in ("su", "ansible.builtin.su"):
-            return dict(self._low_level_execute_command(command.text, in_data=command.stdin, **how))
-        return self._exec_with_file(command, how)
-
-    def _exec_with_file(self, command: Command, how: Mapping[str, Any]) -> dict[str, Any]:
-        """For connections that cannot send input with a command: the input goes ahead as a file."""
-        temporary = self._make_tmp_path()
-        try:
-            remote = self._connection._shell.join_path(temporary, "akp-stdin")
-            with tempfile.NamedTemporaryFile() as local:
-                local.write(command.stdin)
-                local.flush()
-                self._transfer_file(local.name, remote)
-            text = f"( {command.text}\n) <{remote}"
-            return dict(self._low_level_execute_command(text, **how))
-        finally:
-            self._remove_tmp_path(temporary)
