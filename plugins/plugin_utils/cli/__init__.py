@@ -16,7 +16,7 @@ from ..cluster.files import UnreadableFile
 from ..proxy.config import InvalidConfig
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import InvalidPolicy, RefusedVips
-from . import diff, ledger, names, program, publish, render
+from . import diff, ledger, names, program, publish, render, watch
 from .console import UsageError
 
 _EPILOG = """\
@@ -40,19 +40,23 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"akp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (render, publish, diff, names, ledger, program):
+    for command in (render, watch, publish, diff, names, ledger, program):
         command.add_parser(commands)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; 0 is good, 1 says that something differs, 2 that the input or the call was wrong."""
-    args = parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    # The options of watch are Ansible's, and read by it.
+    own = 1 if argv[:1] == ["watch"] else len(argv)
+    args = parser().parse_args(argv[:own])
+    args.rest = argv[own:]
     try:
         return int(args.run(args))
     except InvalidConfig as error:
         for each in error.errors:
-            print(f"akp: {args.config}: {each}", file=sys.stderr)
+            print(f"akp: {getattr(args, 'config', 'KubeProxyConfiguration')}: {each}", file=sys.stderr)
         return 2
     except RefusedVips as error:
         for found in error.found:

@@ -9,12 +9,14 @@ become, vault and every variable mean what they mean there. What is saved is the
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import io
+import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,12 @@ from ansible.template import Templar
 from ansible.utils.display import Display
 
 from .base import plain
+from .push import program_digest
 
 # mypy: disable-error-code="no-untyped-call,arg-type,attr-defined"
 
 NODE = "agentless.kube_proxy.node"
+_COLLECTION = "ansible_collections.agentless.kube_proxy"
 _PREFIX = "kube_proxy_"
 
 
@@ -52,8 +56,16 @@ class AnsibleOptions(CLI):
     name = "akp watch"
     USES_CONNECTION = True
 
-    def __init__(self, arguments: list[str], **parser: Any) -> None:
-        self._parser = parser
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        add_own: Callable[[Any], None],
+        own_variables: Mapping[str, str],
+        **parser: Any,
+    ) -> None:
+        """Options of one's own may stand for variables."""
+        self._add_own, self._own_variables, self._parser = add_own, own_variables, parser
         super().__init__(["akp watch", *arguments])
         # What ansible-playbook does before it reads an inventory.
         self.parse()
@@ -61,9 +73,8 @@ class AnsibleOptions(CLI):
 
     def init_parser(self, *_arguments: Any, **_named: Any) -> None:
         """The parser, with the options of the caller."""
-        add_own = self._parser.pop("add_own")
         super().init_parser(**self._parser)
-        add_own(self.parser)
+        self._add_own(self.parser)
         for add in (
             option_helpers.add_inventory_options,
             option_helpers.add_runtask_options,
@@ -79,7 +90,15 @@ class AnsibleOptions(CLI):
         options = super().post_process_args(options)
         Display().verbosity = options.verbosity
         self.validate_conflicts(options, runas_opts=True, fork_opts=True)
+        given = {variable: getattr(options, name) for name, variable in self._own_variables.items()}
+        if any(given.values()):
+            given = {variable: value for variable, value in given.items() if value}
+            options.extra_vars = (*(options.extra_vars or ()), json.dumps(given))
         return options
+
+    def own(self, name: str) -> Any:
+        """An option of one's own that is no variable."""
+        return context.CLIARGS.get(name)
 
     def inventory(self) -> Inventory:
         """What the options lead to; asks for passwords if they say so."""
@@ -136,6 +155,10 @@ class Inventory:
 
     def warm_up(self) -> None:
         """Load what every task needs, so that the processes that are forked from this one find it loaded."""
+        theirs = importlib.import_module(f"{_COLLECTION}.plugins.plugin_utils.controller.push")
+        if theirs.program_digest() != program_digest():
+            folder = Path(str(theirs.__file__)).parents[3]
+            raise NoCollection(f"akp and the collection in {folder} are not of the same version; install them as one")
         for variables in self._variables.values():
             name = variables.get("ansible_connection") or context.CLIARGS.get("connection") or "ssh"
             with contextlib.suppress(Exception):

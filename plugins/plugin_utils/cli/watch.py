@@ -1,0 +1,176 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""akp watch: follow a cluster, and carry what changes to the nodes that it concerns, through Ansible."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .console import UsageError
+
+HELP = "follow a cluster and push what changes, through Ansible, for as long as it runs"
+_DESCRIPTION = (
+    "Watches the API server, computes what each change means for each node, and pushes it to the nodes that it "
+    "concerns: with your inventory, connection settings, become and vault. One process on the control host; on nodes "
+    "nothing stays. Variables are those of the role agentless.kube_proxy.sync; SIGHUP reads inventory and "
+    "configuration anew, SIGTERM ends it after what is under way."
+)
+# option -> variable
+_VARIABLES = {
+    "kubeconfig": "kube_proxy_kubeconfig",
+    "context": "kube_proxy_context",
+    "config": "kube_proxy_config",
+    "cluster_name": "kube_proxy_cluster_name",
+    "dir": "kube_proxy_dir",
+    "textfile": "kube_proxy_textfile",
+}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """A line in the list of commands; the options are Ansible's, which take a while to load."""
+    parser = commands.add_parser("watch", help=HELP, add_help=False)
+    parser.set_defaults(run=lambda args: run(args.rest))
+
+
+def _own_options(parser: argparse.ArgumentParser) -> None:
+    own = parser.add_argument_group("Cluster Options", "each is short for the variable of the role sync in brackets")
+    for option, variable, text in (
+        ("--kubeconfig", "FILE", "kubeconfig of the cluster; default: K8S_AUTH_*, a pod's account, ~/.kube/config"),
+        ("--context", "NAME", "context of the kubeconfig"),
+        ("--config", "FILE", "a KubeProxyConfiguration; its syncPeriod and minSyncPeriod hold here too"),
+        ("--cluster-name", "NAME", "keeps the working directories of several clusters apart"),
+        ("--dir", "DIR", "working directory"),
+        ("--textfile", "DIR", "directory for Prometheus metrics, as node_exporter's textfile collector reads them"),
+    ):
+        name = _VARIABLES[option.removeprefix("--").replace("-", "_")]
+        own.add_argument(option, metavar=variable, help=f"{text} [{name}]")
+    own.add_argument("--log-json", action="store_true", help="a JSON object a line instead of text for people")
+
+
+def run(arguments: list[str]) -> int:
+    """The command; 0 if it was stopped, 2 if the call or its input was wrong, 1 if it could not go on."""
+    try:
+        from ..controller import inventory as ansible
+    except ImportError as error:
+        raise UsageError(f"akp watch needs Ansible, and {error.name} is missing: pip install ansible-core") from error
+    try:
+        options = ansible.AnsibleOptions(
+            arguments,
+            add_own=_own_options,
+            own_variables=_VARIABLES,
+            usage="%prog -i INVENTORY [options]",
+            desc=_DESCRIPTION,
+        )
+        found = options.inventory()
+        found.warm_up()
+    except (ansible.AnsibleError, ansible.NoHosts, ansible.NoCollection) as error:
+        raise UsageError(str(error)) from error
+    return _follow(found, ansible.detach, json_lines=bool(options.own("log_json")))
+
+
+def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
+    from ..controller.carrier import Carrier, CarrierGone
+
+    settings = next(iter(inventory.settings().values()))
+    if settings.get("cluster_dir") and not settings.get("kubeconfig"):
+        raise UsageError("files cannot be watched: kube_proxy_cluster_dir is set and no kubeconfig is")
+    # Before anything starts a thread: it forks.
+    carrier = Carrier(inventory, detach)
+    try:
+        from ..cluster.access import Access, InvalidAccess
+        from ..cluster.api import ApiError, connect
+        from ..cluster.watch import Watch
+        from ..controller.directory import WorkDirectory
+        from ..controller.follow import Follower, Locked
+
+        cluster = str(settings.get("cluster_name") or "default")
+        directory = WorkDirectory(Path(settings.get("dir") or f"~/.akp/{cluster}").expanduser()).make()
+        access = Access.of(_access(settings))
+        textfile = settings.get("textfile")
+        watch = Watch(lambda: connect(access, timeout=float(settings.get("api_timeout") or 60)))
+        follower = Follower(
+            watch,
+            carrier,
+            directory,
+            choices=_choices,
+            cluster=cluster,
+            textfile=Path(textfile).expanduser() if textfile else None,
+            say=_say_json if json_lines else _say_text,
+        )
+    except BaseException:
+        carrier.close(0)
+        raise
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: follower.stop())
+    signal.signal(signal.SIGHUP, lambda _number, _frame: follower.reload())
+    try:
+        with watch:
+            follower.run()
+    except (ApiError, CarrierGone, InvalidAccess, Locked) as error:
+        print(f"akp watch: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidAccess | Locked) else 1
+    return 0
+
+
+def _access(settings: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"kubeconfig": "kubeconfig", "context": "context", "host": "api_host", "api_key": "api_key"}
+    return {option: settings.get(name) for option, name in {**names, "ca_cert": "api_ca_cert"}.items()}
+
+
+def _choices(settings: Mapping[str, Any]) -> Any:
+    from ..controller.desired import Choices
+    from ..controller.render import load_config
+
+    return Choices.of(load_config(settings.get("config")), settings)
+
+
+def _say_json(event: str, **fields: Any) -> None:
+    print(json.dumps({"time": _now(), "event": event, **fields}), flush=True)
+
+
+def _say_text(event: str, **fields: Any) -> None:
+    print(f"{_now()} {_TEXTS[event](fields)}", flush=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number != 1 else f"1 {what.removesuffix('s')}"
+
+
+_TEXTS: dict[str, Any] = {
+    "watching": lambda f: (
+        f"watching {_count(f['services'], 'Services')}, {_count(f['slices'], 'EndpointSlices')} and "
+        f"{_count(f['nodes'], 'Nodes')} for {_count(f['hosts'], 'hosts')}"
+    ),
+    "settled": lambda f: f"{_count(f['hosts'], 'hosts')} have what they shall have",
+    "change": lambda f: (
+        f"{f['what']}: {_count(f['hosts'], 'hosts')} after {f['seconds']} s"
+        if f["hosts"]
+        else f"{f['what']}: no host is concerned"
+    ),
+    "pushed": lambda f: f"{f['host']}: {f['how']} applied" + ("" if f["changed"] else ", nothing to change"),
+    "whole": lambda f: f"{f['host']}: needs its whole bundle: {f['problem']}",
+    "drift": lambda f: f"{f['host']}: not as it was left ({f['state']}, {_count(f['differences'], 'differences')})",
+    "failed": lambda f: f"{f['host']}: failed, try {f['tries']}, again in {f['again_in']} s: {f['problem']}",
+    "answers": lambda f: f"{f['host']}: answers again",
+    "unusable": lambda f: f"{f['host']}: gets nothing: {f['problem']}",
+    "host": lambda f: f"{f['host']}: {f['what']}",
+    "refused": lambda f: f"refused, nothing is pushed: {f['problem']}",
+    "warning": lambda f: f"warning: {f['problem']}",
+    "api": lambda f: f"the API server: {f.get('problem') or f['what']}",
+    "inventory": lambda f: f["problem"],
+    "configuration": lambda f: f"the configuration is not used: {f['problem']}",
+    "waiting": lambda f: f"waiting: {f['problem']}",
+    "metrics": lambda f: f"metrics are not written: {f['problem']}",
+    "ending": lambda f: f"ending, after what is under way: {', '.join(f['waiting_for'])}",
+}

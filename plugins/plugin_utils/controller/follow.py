@@ -1,0 +1,449 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Following a cluster: what changes there is computed here and carried to the hosts that it concerns, at once.
+
+    watch ──▶ updates ──▶ Desired ──▶ hosts whose state changed ──▶ Carrier ──▶ the node action of the collection
+
+Updates are taken at most once per minSyncPeriod, the first one at once, as kube-proxy does. Every host is asked once
+per syncPeriod whether it still has what it got; that also keeps its connection open. Hosts are independent of each
+other: one that fails waits for its next try, the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..backends.state import delta
+from ..bundle.archive import archive
+from ..bundle.write import delta_parts, sealed, write_bundle
+from ..cluster.access import InvalidAccess
+from ..cluster.api import ApiError
+from ..cluster.watch import Update, Watch
+from ..proxy.facts import InvalidFacts, UnusableNode
+from ..proxy.policy import RefusedVips
+from .carrier import Carrier, CarrierGone
+from .desired import Choices, Desired
+from .directory import WorkDirectory
+from .freshness import Freshness
+from .hosts import Change, Host, Need
+
+Say = Callable[..., None]
+
+# Up to so many service ports, comparing every rule costs a node no more than a look at the markers.
+SMALL = 300
+# How long an end waits for what is under way; a node that was reached finishes anyway.
+PATIENCE_SECONDS = 20.0
+LOCKED_RETRY_SECONDS = 1.0
+METRICS_SECONDS = 1.0
+TROUBLE_SECONDS = 10.0
+REFRESH_SECONDS = 5.0
+
+
+class Locked(Exception):
+    """Somebody else follows this cluster with this working directory."""
+
+
+class Lock:
+    """An advisory lock on a file; it goes with the process, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path
+        self._number: int | None = None
+
+    def take(self) -> bool:
+        """Whether it is ours now."""
+        if self._number is None:
+            number = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(number)
+                return False
+            self._number = number
+        return True
+
+    def give_back(self) -> None:
+        """Let others have it."""
+        if self._number is not None:
+            os.close(self._number)
+            self._number = None
+
+
+class Follower:
+    """The loop. Everything happens in the thread that calls `run`; others only put events into its queue."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        carrier: Carrier,
+        directory: WorkDirectory,
+        *,
+        choices: Callable[[Mapping[str, Any]], Choices],
+        cluster: str = "default",
+        textfile: Path | None = None,
+        say: Say,
+    ) -> None:
+        self._watch, self._carrier, self._directory = watch, carrier, directory
+        self._choices_of = choices
+        self._say = say
+        self._cluster, self._textfile = cluster, textfile
+        self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._hosts: dict[str, Host] = {}
+        self._choices: Choices | None = None
+        self._desired: Desired | None = None
+        self._update: Update | None = None
+        self._lock = Lock(directory.path / "schedule" / "lock")
+        self._locked_out = False
+        self._pushing = 0
+        self._observed: list[Callable[[Freshness], None]] = []
+        self._metrics_at = self._trouble_at = self._refresh_at = 0.0
+        self._refresh_wanted = False
+        self._trouble = ""
+        self._warnings: tuple[str, ...] = ()
+        self._min_period = 1.0
+        self._period = 30.0
+        self._settled = False
+
+    # -- events from elsewhere
+
+    def stop(self) -> None:
+        """End soon; may be called from a signal handler."""
+        self._events.put(("stop", None))
+
+    def reload(self) -> None:
+        """Read inventory and configuration anew; may be called from a signal handler."""
+        self._events.put(("reload", None))
+
+    def _follow_watch(self) -> None:
+        """Updates, at most one per minSyncPeriod; the first after a quiet time comes at once."""
+        try:
+            while True:
+                update = self._watch.next()
+                if update is None:
+                    return
+                began = time.monotonic()
+                self._events.put(("update", update))
+                time.sleep(max(0.0, began + self._min_period - time.monotonic()))
+        except (ApiError, InvalidAccess) as error:
+            self._events.put(("error", error))
+
+    def _follow_carrier(self) -> None:
+        try:
+            for answer in self._carrier.answers():
+                self._events.put(("answer", answer))
+        except CarrierGone as gone:
+            self._events.put(("error", gone))
+
+    # -- the loop
+
+    def run(self) -> None:
+        """Until somebody stops it. What the user can mend is raised."""
+        lock = Lock(self._directory.path / "watch.lock")
+        if not lock.take():
+            raise Locked(
+                f"{lock.path}: another akp watch follows this cluster; end it, or choose another kube_proxy_dir"
+            )
+        for target in (self._follow_carrier, self._follow_watch):
+            threading.Thread(target=target, daemon=True, name=target.__name__).start()
+        try:
+            while self._turn(self._wait()):
+                pass
+        finally:
+            self._end()
+            lock.give_back()
+
+    def _wait(self) -> float:
+        """Seconds until something is due."""
+        now = time.monotonic()
+        due = min((host.next_need() for host in self._hosts.values()), default=now + 1)
+        if self._locked_out:
+            due = min(due, now + LOCKED_RETRY_SECONDS)
+        return max(0.0, min(due - now, 1.0))
+
+    def _turn(self, seconds: float) -> bool:
+        """Wait for events, take all that are there, and act on them. False at the end."""
+        try:
+            event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
+            while True:
+                if not self._take(*event):
+                    return False
+                event = self._events.get_nowait()
+        except queue.Empty:
+            pass
+        self._dispatch()
+        self._housekeeping()
+        return True
+
+    def _take(self, kind: str, what: Any) -> bool:
+        if kind == "stop":
+            return False
+        if kind == "error":
+            raise what
+        if kind == "update":
+            self._updated(what)
+        elif kind == "reload":
+            self._refresh_wanted, self._refresh_at = True, 0.0
+        elif "settings" in what:
+            self._settings(what["settings"])
+        elif "error" in what:
+            self._say("inventory", problem=what["error"])
+        else:
+            self._result(what["host"], what["result"])
+        return True
+
+    def _end(self) -> None:
+        """Finish or give up what is under way; either way every node has its old rules or its new ones."""
+        busy = sorted(host.name for host in self._hosts.values() if host.busy is not Need.NOTHING)
+        if busy:
+            self._say("ending", waiting_for=busy)
+        self._watch.close()
+        self._carrier.close(PATIENCE_SECONDS if busy else 1.0)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kind, what = self._events.get(timeout=0.2)
+                if kind == "answer" and "host" in what:
+                    self._result(what["host"], what["result"])
+                elif kind == "error":
+                    break
+        self._write_metrics()
+        self._lock.give_back()
+
+    # -- what the cluster says
+
+    def _updated(self, update: Update) -> None:
+        self._update = update
+        if self._desired is None:
+            return
+        if update.initial:
+            counts = {
+                "services": len(update.snapshot.services),
+                "slices": len(update.snapshot.slices),
+                "nodes": len(update.snapshot.nodes),
+            }
+            self._say("watching", **counts, hosts=len(self._hosts))
+        if any(each.kind == "Node" and each.action != "changed" for each in update.changes):
+            self._refresh_wanted = True
+        change = Change(_text(update), update.received, tuple(sorted(update.triggered.values())))
+        self._recompute(None if update.initial else change)
+
+    def _recompute(self, change: Change | None) -> None:
+        """What every host shall have now; those for which that changed get it."""
+        if self._desired is None or self._update is None:
+            return
+        try:
+            self._desired.update(self._update.snapshot)
+        except RefusedVips as error:
+            self._say("refused", problem="; ".join(str(error).splitlines()))
+            return
+        if self._desired.warnings != self._warnings:
+            self._warnings = self._desired.warnings
+            for warning in self._warnings:
+                self._say("warning", problem=warning)
+        for host in self._hosts.values():
+            self._want(host, change)
+        if change is not None and change.hosts == 0 and self._settled:
+            self._say("change", what=change.text, hosts=0)
+
+    def _want(self, host: Host, change: Change | None) -> None:
+        if self._desired is None or self._update is None or host.facts is None:
+            return
+        state, unusable = None, ""
+        try:
+            state = self._desired.state(host.node, host.facts)
+        except (UnusableNode, InvalidFacts) as error:
+            unusable = str(error)
+        new = host.want(state)
+        if unusable and unusable != host.unusable:
+            self._say("unusable", host=host.name, problem=unusable)
+        host.unusable = unusable
+        if change is not None and new:
+            change.waiting.add(host.name)
+            change.hosts += 1
+            host.changes.append(change)
+
+    # -- what Ansible says
+
+    def _settings(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        """The hosts of the inventory, and what the variables say."""
+        try:
+            choices = self._choices_of(next(iter(settings.values())))
+        except Exception as error:
+            if self._choices is None:
+                raise
+            self._say("configuration", problem=str(error))
+            choices = self._choices
+        now = time.monotonic()
+        for name in self._hosts.keys() - settings.keys():
+            self._say("host", host=name, what="is not in the inventory any more")
+            del self._hosts[name]
+        new = sorted(settings.keys() - self._hosts.keys())
+        if self._hosts and new:
+            self._say("host", host=", ".join(new), what="new in the inventory")
+        for name, values in settings.items():
+            node = str(values.get("node_name") or name)
+            if name not in self._hosts or self._hosts[name].node != node:
+                self._hosts[name] = Host(name, node, check_at=now)
+        if choices != self._choices:
+            first = self._choices is None
+            self._choices = choices
+            self._min_period, self._period = choices.config.min_sync_period, choices.config.sync_period
+            self._desired = Desired(choices)
+            if first and self._update is not None:
+                self._updated(self._update)
+            elif not first:
+                self._recompute(Change("the configuration", time.time(), ()))
+
+    def _result(self, name: str, result: Mapping[str, Any]) -> None:
+        host = self._hosts.get(name)
+        if host is None:
+            return
+        what, now = host.busy, time.monotonic()
+        if what in (Need.DELTA, Need.BUNDLE):
+            self._pushing -= 1
+        if result.get("failed") or result.get("unreachable"):
+            reason = " ".join(str(result.get("msg") or "failed").split())
+            delay = host.failed(now)
+            self._say("failed", host=name, tries=host.failures, again_in=round(delay, 1), problem=reason)
+            self._observed.append(lambda fresh: fresh.failed(host.name, host.node))
+        elif what is Need.QUESTION:
+            self._answered(host, result, now)
+        elif result.get("need"):
+            self._say("whole", host=name, problem=str(result.get("reason")))
+            host.needs_whole()
+        elif host.applied(str(result.get("generation") or ""), now + self._period):
+            self._say("pushed", host=name, how=what.value, changed=bool(result.get("changed")))
+            self._confirmed(host)
+
+    def _answered(self, host: Host, result: Mapping[str, Any], now: float) -> None:
+        had, facts = host.has, host.facts
+        recovered = host.failures > 0
+        # Not all at the same moment.
+        spread = self._period * (sorted(self._hosts).index(host.name) / len(self._hosts)) if facts is None else 0.0
+        host.answered(result, now + self._period + spread)
+        if facts != host.facts:
+            self._want(host, None)
+        if recovered:
+            self._say("answers", host=host.name)
+        if had is not None and host.has is None:
+            state = str(result.get("state"))
+            differences = len(result.get("differences") or ())
+            self._say("drift", host=host.name, state=state, differences=differences)
+        if not host.stale and host.has is not None:
+            self._confirmed(host)
+
+    def _confirmed(self, host: Host) -> None:
+        """The host has what was sent, or what it shall have."""
+        when = time.time()
+        generation = host.has.generation if host.has else ""
+        self._observed.append(lambda fresh: fresh.confirmed(host.name, host.node, generation, when))
+        for change in host.arrived():
+            self._observed += [
+                lambda fresh, seconds=when - each: fresh.programmed(max(0.0, seconds))  # type: ignore[misc]
+                for each in change.triggered
+            ]
+            change.waiting.discard(host.name)
+            if not change.waiting:
+                took = round(when - change.received, 3)
+                self._say("change", what=change.text, hosts=change.hosts, seconds=took)
+        if not self._settled and not any(each.stale or each.facts is None for each in self._hosts.values()):
+            self._settled = True
+            self._say("settled", hosts=len(self._hosts))
+
+    # -- what is done
+
+    def _dispatch(self) -> None:
+        now = time.monotonic()
+        for host in self._hosts.values():
+            need = host.need(now)
+            if need is Need.NOTHING:
+                continue
+            if need is Need.QUESTION:
+                # After a delta a node takes a long look only if it is told to.
+                deep = host.stepped and host.has is not None and len(host.has.fragments) <= SMALL
+                urgent = host.ask or host.facts is None
+                host.sending(need)
+                arguments = {"state": "gathered", **({"verify": True} if deep else {})}
+                self._carrier.submit(host.name, arguments, urgent=urgent)
+            elif self._may_push():
+                self._push(host, need)
+
+    def _may_push(self) -> bool:
+        """Whether no scheduled run is at it. After one, every host is asked what that left."""
+        if not self._lock.take():
+            if not self._locked_out:
+                self._say("waiting", problem=f"{self._lock.path}: a scheduled run goes on")
+            self._locked_out = True
+            return False
+        if self._locked_out:
+            self._locked_out = False
+            for host in self._hosts.values():
+                host.ask = True
+            return False
+        return True
+
+    def _push(self, host: Host, need: Need) -> None:
+        arguments: dict[str, Any] = {"state": "applied"}
+        wanted, has = host.wanted, host.has
+        if wanted is None:
+            return
+        if need is Need.DELTA and has is not None:
+            change = delta(has, wanted)
+            if change.needs_full:
+                need = Need.BUNDLE
+            else:
+                file = self._directory.path / "deltas" / host.node
+                file.parent.mkdir(mode=0o700, exist_ok=True)
+                file.write_bytes(archive(sealed(delta_parts(change, wanted))[1]))
+                arguments["delta"] = str(file)
+        if need is Need.BUNDLE:
+            write_bundle(wanted, self._directory.bundles / host.node)
+        host.sending(need)
+        self._pushing += 1
+        self._carrier.submit(host.name, arguments)
+
+    def _housekeeping(self) -> None:
+        now = time.monotonic()
+        if self._pushing == 0:
+            self._lock.give_back()
+        if self._refresh_wanted and now >= self._refresh_at:
+            self._refresh_wanted, self._refresh_at = False, now + REFRESH_SECONDS
+            self._carrier.refresh()
+        if now >= self._trouble_at:
+            self._trouble_at = now + TROUBLE_SECONDS
+            trouble = self._watch.trouble
+            if trouble:
+                self._say("api", problem=trouble)
+            elif self._trouble:
+                self._say("api", what="answers again")
+            self._trouble = trouble
+        if now >= self._metrics_at and self._observed:
+            self._metrics_at = now + METRICS_SECONDS
+            self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        observed, self._observed = self._observed, []
+        if self._textfile is None or not observed:
+            return
+        try:
+            with Freshness(self._directory, self._cluster) as fresh:
+                for each in observed:
+                    each(fresh)
+                fresh.write(self._textfile)
+        except OSError as error:
+            self._say("metrics", problem=f"{error.filename}: {error.strerror}")
+
+
+def _text(update: Update) -> str:
+    """The changes of an update, for people; the names of the first few."""
+    names = [f"{each.kind} {f'{each.namespace}/' if each.namespace else ''}{each.name}" for each in update.changes]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,148 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What is known of one host while a cluster is followed, and what it needs next.
+
+A host is asked what it is and has; from then on it is given what changed, a delta at a time. Whatever goes wrong, it is
+asked again, after a pause that grows, and gets its whole bundle if the answer calls for it. One task at a time; what
+changes meanwhile is one more change afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from ..backends.state import State
+
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+
+
+class Need(enum.Enum):
+    """What a host needs now."""
+
+    NOTHING = "nothing"
+    QUESTION = "question"
+    DELTA = "delta"
+    BUNDLE = "bundle"
+
+
+@dataclasses.dataclass(slots=True)
+class Change:
+    """A change of the cluster on its way to hosts."""
+
+    text: str  # for people
+    received: float
+    triggered: tuple[float, ...]
+    waiting: set[str] = dataclasses.field(default_factory=set)  # hosts that do not have it yet
+    hosts: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Host:
+    """One host."""
+
+    name: str
+    node: str
+    facts: Mapping[str, Any] | None = None  # None until it answered
+    has: State | None = None  # what it has, as far as that is known for sure
+    recorded: str = ""  # the generation that it said it has, intact
+    whole: bool = False  # a delta will not do
+    wanted: State | None = None
+    unusable: str = ""  # why nothing can be wanted of it
+    busy: Need = Need.NOTHING
+    sent: State | None = None
+    ask: bool = True  # it has to be asked before anything else
+    stepped: bool = False  # the last thing it got was a delta
+    failures: int = 0
+    retry_at: float = 0.0
+    check_at: float = 0.0
+    changes: list[Change] = dataclasses.field(default_factory=list)  # on their way
+    carried: list[Change] = dataclasses.field(default_factory=list)  # in what was sent
+
+    def need(self, now: float) -> Need:
+        """What to do with it now."""
+        if self.busy is not Need.NOTHING or now < self.retry_at:
+            return Need.NOTHING
+        if self.ask or self.facts is None:
+            return Need.QUESTION
+        if self.wanted is not None and self.stale:
+            return Need.DELTA if self.has is not None and not self.whole else Need.BUNDLE
+        return Need.QUESTION if now >= self.check_at else Need.NOTHING
+
+    @property
+    def stale(self) -> bool:
+        """Whether it has something else than it shall have."""
+        return self.wanted is not None and (self.has is None or self.has.generation != self.wanted.generation)
+
+    def next_need(self) -> float:
+        """When there may be something to do, if nothing happens until then."""
+        if self.busy is not Need.NOTHING:
+            return float("inf")
+        return self.retry_at if self.failures else self.check_at
+
+    def sending(self, what: Need) -> None:
+        """A task is on its way."""
+        self.busy = what
+        if what in (Need.DELTA, Need.BUNDLE):
+            self.sent = self.wanted
+            self.carried, self.changes = self.carried + self.changes, []
+
+    def failed(self, now: float) -> float:
+        """The task failed; seconds until the next try, which begins with a question."""
+        self.failures += 1
+        delay: float = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self.failures - 1, 10))
+        delay *= random.uniform(0.9, 1.1)
+        self._done()
+        self.retry_at = now + delay
+        self.ask, self.has = True, None
+        self.changes, self.carried = self.carried + self.changes, []
+        return delay
+
+    def needs_whole(self) -> None:
+        """A delta will not do; it is asked what it has."""
+        self._done()
+        self.ask, self.has, self.whole = True, None, True
+        self.changes, self.carried = self.carried + self.changes, []
+
+    def answered(self, result: Mapping[str, Any], next_check: float) -> None:
+        """It said what it is and has."""
+        self._done()
+        self.failures, self.retry_at, self.ask, self.check_at = 0, 0.0, False, next_check
+        self.facts = result.get("facts") or {}
+        intact = result.get("state") == "applied" and not result.get("drift")
+        self.recorded = str(result.get("generation") or "") if intact else ""
+        self.has = next((each for each in (self.wanted, self.has) if each and each.generation == self.recorded), None)
+
+    def want(self, state: State | None) -> bool:
+        """What it shall have from now on; whether that is something new."""
+        new = state is not None and (self.wanted is None or self.wanted.generation != state.generation)
+        self.wanted = state
+        if self.has is None and state is not None and state.generation == self.recorded:
+            self.has = state
+        return new
+
+    def applied(self, generation: str, next_check: float) -> bool:
+        """It was made equal to what was sent; False if that is not what it says, and it has to be asked."""
+        sent, delta = self.sent, self.busy is Need.DELTA
+        self._done()
+        if sent is None or sent.generation != generation:
+            self.ask, self.has = True, None
+            return False
+        self.failures, self.retry_at, self.check_at = 0, 0.0, next_check
+        self.has, self.recorded, self.stepped = sent, generation, delta
+        self.whole = self.whole and delta
+        return True
+
+    def arrived(self) -> list[Change]:
+        """The changes that it has now."""
+        done, self.carried = self.carried, []
+        if not self.stale:
+            done, self.changes = done + self.changes, []
+        return done
+
+    def _done(self) -> None:
+        self.busy, self.sent = Need.NOTHING, None
