@@ -554,14 +554,17 @@ ipvs_tool() {
 }
 ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"$work/refused"; }
 
-# Real servers that leave: one without connections is deleted, as is any but TCP; another gets no new connections and
-# is looked at again by the next run. $1 is a file of lines "option server real told", 1 if it was told before; the
-# commands go to $2.
+# Real servers that leave: they get no new connections, and one without any is deleted, as is any but TCP. Another is
+# looked at again by the next run. $1 is a file of lines "option server real told", 1 if it was told before; the
+# commands go to $2. Told first and looked at then, because a connection that came in between would be cut.
 ipvs_let_go() {
     [ ! -e "$STATE/draining" ] || rm -f "$STATE/draining"
     [ -s "$1" ] || return 0
+    awk '$1 == "-t" && !$4 { print "-e", $1, $2, "-r", $3, "-m -w 0" }' "$1" >"$work/told"
+    # What is gone already cannot be told anything, and need not.
+    [ ! -s "$work/told" ] || ipvsadm -R <"$work/told" >/dev/null 2>&1 || :
     # One look at each virtual server concerned, or at all of them.
-    looks=$(awk '$1 == "-t" && !seen[$2]++ { if (++n > 20) exit; print $2 } END { if (n > 20) print "all" }' "$1")
+    looks=$(awk '$1 == "-t" && !seen[$2]++ { if (++n > 4) exit; print $2 } END { if (n > 4) print "all" }' "$1")
     case $looks in
         '') ;;
         *all) ipvsadm -Ln ;;
@@ -569,8 +572,7 @@ ipvs_let_go() {
     esac | awk -v draining="$STATE/draining" '
         pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
         !(($1, $2, $3) in busy) { print "-d " $1 " " $2 " -r " $3; next }
-        { print $1 " " $2 " " $3 " 1" > draining }
-        !$4 { print "-e " $1 " " $2 " -r " $3 " -m -w 0" }' pass=1 - pass=2 "$1" >>"$2"
+        { print $1 " " $2 " " $3 " 1" > draining }' pass=1 - pass=2 "$1" >>"$2"
 }
 
 # Put sets, virtual servers and addresses back to what they were in the directory $1.

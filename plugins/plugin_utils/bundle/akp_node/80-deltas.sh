@@ -390,6 +390,7 @@ ipvs_delta() {
     plan=$work/delta
     mkdir "$plan"
     set --
+    if [ -s "$STATE/draining" ]; then set -- pass=draining "$STATE/draining"; fi
     for name in ipset.rules ipvs.rules ip.batch iptables.rules ip6tables.rules; do
         [ ! -e "$bundle/$name" ] || set -- "$@" "pass=$name" "$bundle/$name"
     done
@@ -401,14 +402,24 @@ ipvs_delta() {
                 if (word[1] == "ipvs") check[word[2]] = check[word[2]] "-C" substr(row[i], 6 + length(word[2])) "\n"
             }
         }
+        # What is being told to leave may come back, or lose its virtual server.
+        pass == "draining" { leaves[$1 " " $2, $3] = 1; next }
         pass == "ipset.rules" { print > (out "/sets." $1); next }
         pass == "ip.batch" { print > (out "/addresses." $2); next }
         pass == "ipvs.rules" && $1 == "-d" { print $2, $3, $5, 0 > (out "/leaving"); next }
+        pass == "ipvs.rules" && $1 == "-a" && ($2 " " $3, $5) in leaves { sub(/^-a/, "-e"); delete leaves[$2 " " $3, $5] }
+        pass == "ipvs.rules" && $1 == "-D" { gone[$2 " " $3] = 1 }
         pass == "ipvs.rules" { print > (out ($1 == "-D" ? "/servers.del" : "/servers.add")); next }
         /^#/ { next }
         /^COMMIT/ { printf "%s", check[table] > (out "/" pass) }
         { print > (out "/" pass) }
-        /^\*/ { table = substr($1, 2); print "-D KUBE-PROXY-GENERATION -m comment --comment " base > (out "/" pass) }' "$@" || {
+        /^\*/ { table = substr($1, 2); print "-D KUBE-PROXY-GENERATION -m comment --comment " base > (out "/" pass) }
+        END {
+            for (key in leaves) {
+                split(key, part, SUBSEP)
+                if (!(part[1] in gone)) print part[1] " " part[2] " 1" > (out "/leaving")
+            }
+        }' "$@" || {
         echo "the delta cannot be read (is ${TMPDIR:-/tmp} full?)" >"$work/refused"
         return 1
     }
@@ -428,10 +439,9 @@ ipvs_delta() {
         ipvs_to_record
         return 1
     done
-    if [ -s "$STATE/draining" ]; then cat "$STATE/draining" >>"$plan/leaving"; fi
     ipvs_settings || { ipvs_to_record; return 1; }
     ipvs_add "$plan" || { ipvs_to_record; return 1; }
-    [ ! -s "$plan/leaving" ] || ipvs_let_go "$plan/leaving" "$plan/servers.del"
+    ipvs_let_go "$plan/leaving" "$plan/servers.del"
     ipvs_del "$plan" || warn "something that should go is still there: $(cat "$work/refused")"
 }
 
