@@ -56,7 +56,7 @@ STATE=${AKP_STATE:-/var/lib/akp}
 case $STATE in /*) ;; *) STATE=$PWD/$STATE ;; esac
 LOCK_WAIT=${AKP_LOCK_WAIT:-30}   # seconds to wait for another run
 KEEP=${AKP_KEEP:-3}              # bundles kept for rollback
-MAX_BUNDLE=${AKP_MAX_BUNDLE:-512} # megabytes of a bundle on stdin, unpacked
+MAX_BUNDLE=${AKP_MAX_BUNDLE:-256} # megabytes of a bundle on stdin, unpacked
 CHUNK=${AKP_CHUNK:-2000}         # lines in a staging transaction; larger is slower on the nft back end
 FAMILIES='4 6'
 

@@ -43,7 +43,7 @@ Environment
   AKP_ETC        settings (node.conf) and allowed signers, default /etc/akp
   AKP_LOCK_WAIT  seconds to wait for another run, default 30
   AKP_KEEP       bundles kept for rollback, default 3
-  AKP_MAX_BUNDLE megabytes that a bundle on stdin may have unpacked, default 512
+  AKP_MAX_BUNDLE megabytes that a bundle on stdin may have unpacked, default 256
   AKP_IPTABLES   nft or legacy, where the host does not tell by itself
   AKP_ACCEPT_PORTS  ports a bundle may accept for health checks, default 1024-65535
 
