@@ -1,0 +1,163 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""agentless.kube_proxy.publish: signed bundles for nodes that fetch them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
+    DIR_OPTION,
+    ControlAction,
+    without_collection,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
+    Stopwatch,
+    WorkDirectory,
+    read_json,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
+    Schedulers,
+    Vips,
+    load_config,
+)
+
+
+class ActionModule(ControlAction):
+    """Publishes what all nodes shall have."""
+
+    SPEC: ClassVar[dict[str, Any]] = {
+        **DIR_OPTION,
+        "path": {"type": "path", "required": True},
+        "cluster": {"type": "str", "default": "default"},
+        "keys": {"type": "list", "elements": "path", "required": True, "no_log": False},
+        "valid_hours": {"type": "int", "default": 168},
+        "grace_minutes": {"type": "int", "default": 60},
+        "deltas": {"type": "int", "default": 3},
+        "renew": {"type": "bool", "default": False},
+        "nodes": {"type": "list", "elements": "str"},
+        "snapshot": {"type": "path"},
+        "config": {"type": "raw"},
+        "compat": {"type": "str", "default": "1.37"},
+        "schedulers": {"type": "dict", "default": {}},
+        "scheduler_annotations": {"type": "bool", "default": False},
+        "max_removed_percent": {"type": "int", "default": 50},
+        "vip_policy": {"type": "str", "default": "warn", "choices": ["warn", "omit", "refuse"]},
+        "external_ip_cidrs": {"type": "list", "elements": "str"},
+        "load_balancer_cidrs": {"type": "list", "elements": "str"},
+    }
+    VARIABLES: ClassVar[dict[str, str]] = {
+        "path": "kube_proxy_publish_path",
+        "cluster": "kube_proxy_cluster_name",
+        "keys": "kube_proxy_publish_keys",
+        "valid_hours": "kube_proxy_publish_valid_hours",
+        "grace_minutes": "kube_proxy_publish_grace_minutes",
+        "deltas": "kube_proxy_publish_deltas",
+        "renew": "kube_proxy_publish_renew",
+        "nodes": "kube_proxy_publish_nodes",
+        "snapshot": "kube_proxy_snapshot",
+        "config": "kube_proxy_config",
+        "compat": "kube_proxy_compat",
+        "schedulers": "kube_proxy_schedulers",
+        "scheduler_annotations": "kube_proxy_scheduler_annotations",
+        "max_removed_percent": "kube_proxy_max_removed_percent",
+        "vip_policy": "kube_proxy_vip_policy",
+        "external_ip_cidrs": "kube_proxy_external_ip_cidrs",
+        "load_balancer_cidrs": "kube_proxy_load_balancer_cidrs",
+    }
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Render, sign, switch over."""
+        # Here and not above: the engine takes a while to import, and every process of Ansible would.
+        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.publish import (
+            Publication,
+            PublishRefused,
+            Terms,
+        )
+        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.release import (
+            InvalidRelease,
+            SigningFailed,
+        )
+        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import read_record
+        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.publish import (
+            History,
+            Inputs,
+            publish,
+        )
+
+        watch = Stopwatch()
+        directory = self.directory(options)
+        snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
+        inputs = Inputs(
+            read_record(snapshot),
+            load_config(options["config"]),
+            options["compat"],
+            Schedulers(options["schedulers"], options["scheduler_annotations"]),
+            Vips(options["vip_policy"], options["external_ip_cidrs"], options["load_balancer_cidrs"]),
+            _facts(directory),
+        )
+        terms = Terms(
+            options["cluster"],
+            tuple(Path(key).expanduser() for key in options["keys"]),
+            options["valid_hours"] * 3600.0,
+            options["grace_minutes"] * 60.0,
+            options["renew"],
+        )
+        path = Path(options["path"]).expanduser()
+        nodes = options["nodes"] or None
+        if self.check:
+            return _predicted(Publication(path, terms), inputs, nodes)
+        history = History(directory.path / "published", options["deltas"])
+        try:
+            report = without_collection(
+                lambda: publish(Publication(path, terms), history, inputs, nodes, options["max_removed_percent"])
+            )
+        except (PublishRefused, InvalidRelease, SigningFailed) as error:
+            raise AnsibleActionFail(str(error)) from None
+        times = watch.fields()
+        by_action: dict[str, list[str]] = {"changed": [], "renewed": [], "unchanged": []}
+        for each in report.nodes:
+            by_action[each.action].append(each.node)
+        result: dict[str, Any] = {
+            "changed": bool(by_action["changed"] or by_action["renewed"] or report.withdrawn),
+            "path": str(path),
+            "generations": {each.node: each.generation for each in report.nodes},
+            "updated": by_action["changed"],
+            "renewed": by_action["renewed"],
+            "unchanged": len(by_action["unchanged"]),
+            "withdrawn": list(report.withdrawn),
+            "errors": dict(report.errors),
+            "problems": [str(problem) for problem in inputs.snapshot.problems],
+            "seconds": round(times["ended"] - times["began"], 2),
+        }
+        warnings = [*inputs.warnings, *(f"node {node} is not published: {why}" for node, why in report.errors.items())]
+        return {**result, "warnings": warnings} if warnings else result
+
+
+def _facts(directory: WorkDirectory) -> dict[str, dict[str, Any]]:
+    """What nodes answered when they were asked last, by node."""
+    answers = (read_json(file) for file in sorted((directory.path / "nodes").glob("*.json")))
+    return {
+        str(each["node"]): dict(each["facts"]) for each in answers if each and each.get("node") and each.get("facts")
+    }
+
+
+def _predicted(publication: Any, inputs: Any, nodes: list[str] | None) -> dict[str, Any]:
+    """What a run without check mode would say is new."""
+    names = nodes or [node.name for node in inputs.snapshot.nodes]
+    generations = {name: inputs.state(name).generation for name in names}
+    updated = [name for name, generation in generations.items() if not publication.holds(name, generation)]
+    return {
+        "changed": bool(updated),
+        "path": str(publication.path),
+        "generations": generations,
+        "updated": updated,
+        "renewed": [],
+        "unchanged": len(names) - len(updated),
+        "withdrawn": [],
+        "errors": {},
+        "problems": [str(problem) for problem in inputs.snapshot.problems],
+        "seconds": 0.0,
+    }

@@ -1,0 +1,212 @@
+"""Nodes that pull, from a real nginx by a real cron, and nodes that come back after a reboot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.lab import Lab, Node
+from tests.lab.addresses import CONTROLLER
+from tests.lab.publisher import Publisher
+from tests.lab.web import WebServer
+
+from .play import BIN, ROOT, Run, playbook
+
+WITHIN = 120.0  # seconds: cron starts things when a minute begins
+PULL_FILES = {"/etc/akp/allowed_signers", "/etc/akp/node.conf", "/etc/cron.d/akp-pull", "/usr/local/sbin/akp-node"}
+BOOT_FILES = {"/etc/cron.d/akp-restore", "/usr/local/sbin/akp-node"}
+OURS = "find /etc/akp /etc/cron.d /etc/systemd/system /usr/local/sbin -name '*akp*' -o -path '/etc/akp/*' 2>/dev/null"
+
+
+@pytest.fixture
+def web(nodes: Lab) -> Iterator[WebServer]:
+    agent = (nodes.state / "agent.pid").read_text().strip()
+    with WebServer(["nsenter", f"--target={agent}", "--net", "--"], CONTROLLER[0]) as server:
+        yield server
+
+
+@pytest.fixture
+def inventory(nodes: Lab, tmp_path: Path) -> Path:
+    """Without Python on the nodes."""
+    path = nodes.inventory(tmp_path / "hosts.yml")
+    hosts = yaml.safe_load(path.read_text())
+    (group,) = hosts.values()
+    group.setdefault("vars", {})["ansible_python_interpreter"] = "/nonexistent"
+    path.write_text(yaml.safe_dump(hosts))
+    return path
+
+
+@pytest.fixture
+def start_cron() -> Iterator[Callable[[Node], None]]:
+    """Starts a cron daemon on a node; gone after the test, or with the node."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(node: Node) -> None:
+        started.append(subprocess.Popen(node.enter(["cron", "-f"]), stdin=subprocess.DEVNULL, cwd="/"))
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not what():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def ours(node: Node) -> set[str]:
+    """Files that the roles put there."""
+    return set(node.run(["sh", "-c", OURS], check=False).stdout.split()) - {"/etc/akp"}
+
+
+def status(node: Node, *options: str) -> dict[str, Any]:
+    done = node.run(["sh", "/usr/local/sbin/akp-node", "status", *options])
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
+    nodes: Lab, inventory: Path, web: WebServer, tmp_path: Path, start_cron: Callable[[Node], None]
+) -> None:
+    publisher = Publisher(tmp_path / "publisher", web.www)
+    publishing = {
+        "kube_proxy_cluster_name": "shop",
+        "kube_proxy_publish_path": str(web.www),
+        "kube_proxy_publish_keys": [str(publisher.key)],
+    }
+    pulling = {
+        "kube_proxy_cluster_name": "shop",
+        "kube_proxy_pull_url": web.url,
+        "kube_proxy_pull_jitter": 0,
+        "kube_proxy_allowed_signers": [publisher.allowed_signers],
+        "kube_proxy_pull_report": f"{web.url}/reports/",
+    }
+    n1 = nodes.node("n1")
+
+    def pull_services(*arguments: str, **more: str) -> Run:
+        return playbook(
+            "pull-services", inventory, tmp_path / "work", "--limit", "n1", *arguments, variables={**pulling, **more}
+        )
+
+    assert pull_services("--check").changed == {"n1": 1}
+    assert ours(n1) == set()
+    assert pull_services().changed == {"n1": 1}
+    assert ours(n1) == PULL_FILES
+    assert pull_services().changed == {"n1": 0}
+
+    # The facts that nodes gave when they were set up are those that bundles are made for.
+    first = playbook("publish-services", inventory, tmp_path / "work", "--check", variables=publishing)
+    assert first.changed == {"localhost": 1}
+    assert list(web.www.glob("*.release")) == []
+    assert playbook("publish-services", inventory, tmp_path / "work", variables=publishing).changed == {"localhost": 1}
+    assert playbook("publish-services", inventory, tmp_path / "work", variables=publishing).changed == {"localhost": 0}
+    settings = json.loads((tmp_path / "work" / "akp" / "published" / "1" / "settings.json").read_text())
+    assert settings["facts"]["n1"]["hostname"] == "n1"
+
+    start_cron(n1)
+    wait_for(lambda: (web.www / "reports" / "n1.json").exists())
+    report = json.loads((web.www / "reports" / "n1.json").read_text())
+    assert (report["ok"], report["changed"]) == (True, True), report
+    assert status(n1, "--verify")["drift"] == 0
+    assert status(n1)["generation"] == publisher.release("n1").bundles[0].generation
+
+    assert pull_services(kube_proxy_pull_state="absent").changed == {"n1": 1}
+    assert ours(n1) == set()
+    assert "KUBE-SERVICES" in n1.run(["iptables-save"]).stdout
+    assert pull_services(kube_proxy_pull_state="absent").changed == {"n1": 0}
+
+
+def test_a_rebooted_node_has_its_rules_back_without_any_help(
+    nodes: Lab, inventory: Path, tmp_path: Path, start_cron: Callable[[Node], None]
+) -> None:
+    n2 = nodes.node("n2")
+    playbook("sync-services", inventory, tmp_path / "work", "--limit", "n2")
+    rules = n2.run(["sh", "-c", "iptables-save | grep KUBE"]).stdout
+    boot = ("boot-services", inventory, tmp_path / "work", "--limit", "n2")
+    variables = {"kube_proxy_boot_check_minutes": 1}
+    assert playbook(*boot, "--check", variables=variables).changed == {"n2": 1}
+    assert playbook(*boot, variables=variables).changed == {"n2": 1}
+    assert playbook(*boot, variables=variables).changed == {"n2": 0}
+    assert ours(n2) == BOOT_FILES
+
+    nodes.reboot("n2")
+    assert "KUBE" not in n2.run(["iptables-save"]).stdout
+    # One command is enough, and takes no longer than a restore.
+    answer = json.loads(n2.run(["sh", "/usr/local/sbin/akp-node", "restore"]).stdout.splitlines()[-1])
+    assert (answer["ok"], answer["changed"]) == (True, True)
+    assert n2.run(["sh", "-c", "iptables-save | grep KUBE"]).stdout == rules
+    # And cron gives it: at boot, and every minute.
+    nodes.reboot("n2")
+    start_cron(n2)
+    wait_for(lambda: n2.run(["sh", "-c", "iptables-save | grep KUBE"], check=False).stdout == rules)
+    lines = n2.run(["cat", "/etc/cron.d/akp-restore"]).stdout.splitlines()
+    _, command = next(line for line in lines if line.startswith("* * * * * root ")).split(" root ")
+    n2.run(["nft", "flush", "ruleset"])
+    n2.run(["sh", "-c", command])
+    assert n2.run(["sh", "-c", "iptables-save | grep KUBE"]).stdout == rules
+
+    assert playbook(*boot, variables={"kube_proxy_boot_state": "absent"}).changed == {"n2": 1}
+    assert ours(n2) == set()
+
+
+def test_what_is_missing_is_said_before_anything_is_done(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    run = playbook("pull-services", inventory, tmp_path, "--limit", "n1", check=False)
+    assert run.code != 0
+    assert "Set kube_proxy_pull_url" in run.output
+    run = playbook("publish-services", inventory, tmp_path, check=False)
+    assert "Set kube_proxy_publish_path" in run.output
+    variables = {
+        "kube_proxy_pull_url": "http://127.0.0.1",
+        "kube_proxy_allowed_signers": "x",
+        "kube_proxy_pull_jitter": 60,
+    }
+    run = playbook("pull-services", inventory, tmp_path, "--limit", "n1", variables=variables, check=False)
+    assert "not less than the 1 minutes" in " ".join(run.output.split())
+    assert ours(nodes.node("n1")) == set()
+
+
+@pytest.mark.parametrize("role", ["pull", "boot"])
+def test_systemd_understands_the_units(role: str, tmp_path: Path) -> None:
+    units = tmp_path / "units"
+    units.mkdir()
+    dest = f"{units}/{{{{ item.path | basename }}}}"
+    task = {
+        "name": "Write the units",
+        "ansible.builtin.copy": {"content": "{{ item.content }}", "dest": dest, "mode": "0644"},
+        "loop": f"{{{{ kube_proxy_{role}_units.systemd }}}}",
+    }
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars": {"kube_proxy_boot_check_minutes": 5, "kube_proxy_state_dir": "/srv/akp"},
+        "tasks": [
+            {"ansible.builtin.include_vars": f"{ROOT}/roles/{role}/defaults/main.yml"},
+            {"ansible.builtin.include_vars": f"{ROOT}/roles/{role}/vars/main.yml"},
+            {"ansible.builtin.set_fact": {"kube_proxy_boot_check_minutes": 5, "kube_proxy_state_dir": "/srv/akp"}},
+            task,
+        ],
+    }
+    book = ROOT / "roles" / role / "templates"
+    (tmp_path / "templates").symlink_to(book)
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    subprocess.run([BIN / "ansible-playbook", tmp_path / "play.yml"], check=True, capture_output=True, text=True)
+    files = sorted(units.iterdir())
+    assert files
+    (units / "kubelet.service").write_text("[Service]\nExecStart=/bin/true\n")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
+    )
+    complaints = [line for line in done.stderr.splitlines() if "akp-" in line]
+    assert (done.returncode, complaints) == (0, []), done.stderr
+    assert "Environment=AKP_STATE=/srv/akp" in files[0].read_text() + files[-1].read_text()
