@@ -50,7 +50,7 @@ def bundle_records(directory: Path) -> Records:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         return parse_records(lines)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UnreadableBundle(f"{file}: {error}") from error
 
 
@@ -58,9 +58,22 @@ def parse_records(lines: Iterable[str]) -> Records:
     """The service ports of the lines of a services.jsonl."""
     records: Records = {}
     for line in lines:
-        record = json.loads(line)
+        record = _checked(json.loads(line))
         records[record["service"], record.get("port", ""), record["protocol"], record["family"]] = record
     return records
+
+
+def _checked(record: Any) -> dict[str, Any]:
+    """A record that others can rely on; ValueError if it is none."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{str(record)[:60]} is no service port")
+    for field in ("service", "port", "protocol", "family"):
+        if not isinstance(record.get(field, ""), str):
+            raise ValueError(f"{field} of {str(record)[:60]} is no text")
+    for field in _ENDPOINTS:
+        if not isinstance(record.get(field, []), list):
+            raise ValueError(f"{field} of {str(record)[:60]} is no list")
+    return record
 
 
 def cluster_records(snapshot: Snapshot) -> Records:
@@ -136,7 +149,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
     file = directory / FILE
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableBundle(f"{file}: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise UnreadableBundle(f"{file}: is no manifest of a bundle")
