@@ -247,12 +247,12 @@ def read_record(path: Path) -> Record:
         lines = path.read_text(encoding="utf-8").split("\n")
         notes = _head(lines[0])["metadata"]["annotations"]
         record = Record(tuple(_listings(lines[1:])), notes[SOURCE])
-        digest = notes[DIGEST]
+        unchanged = record.digest == notes[DIGEST]
     except OSError as error:
         raise UnreadableFile(f"{path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableFile(f"{path}: is not a snapshot, or not as it was written: {error}") from error
-    if record.digest != digest:
+    if not unchanged:
         raise UnreadableFile(f"{path}: its digest does not match: the file was changed")
     return record
 
