@@ -197,4 +197,5 @@ def _addresses(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         words = rest.split()
         if number.isdigit() and len(words) > 2 and words[1] in ("inet", "inet6"):
             address, _slash, prefix = words[2].partition("/")
-            yield {"interface": words[0], "address": address, "prefix": int(prefix or 0)}
+            if prefix.isdecimal() or not prefix:
+                yield {"interface": words[0], "address": address, "prefix": int(prefix or 0)}
