@@ -197,5 +197,5 @@ def _addresses(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         words = rest.split()
         if number.isdigit() and len(words) > 2 and words[1] in ("inet", "inet6"):
             address, _slash, prefix = words[2].partition("/")
-            if prefix.isdecimal() or not prefix:
+            if not prefix or (prefix.isdecimal() and len(prefix) <= 3):
                 yield {"interface": words[0], "address": address, "prefix": int(prefix or 0)}
