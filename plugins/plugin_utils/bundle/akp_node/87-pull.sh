@@ -120,6 +120,7 @@ fetch() {
         status=$(sed -n 's/.*HTTP\/[0-9.]* \([0-9][0-9][0-9]\).*/\1/p' "$work/fetch.err" | tail -n 1)
         case $ended:$status in 0:) status=200 ;; 0:2??) ;; 0:*) status=000 ;; *:304 | *:[45]??) ;; *) status=000 ;; esac
     fi
+    case $status in 2?? | 304) return 0 ;; esac
     reason=$(tail -n 1 "$work/fetch.err" | cut -c 1-300)
     reason="$from: ${reason:-no answer}"
 }
@@ -145,7 +146,7 @@ fetch_release() {
             esac
             ;;
     esac
-    validator >"$work/validator"
+    [ "$fetched" != new ] || validator >"$work/validator"
     if [ "$fetched" = new ] && cmp -s "$work/fetched" "$PULL/release"; then fetched=unchanged; fi
 }
 
@@ -281,8 +282,7 @@ heal() {
 
 # Of a node that polls in vain somebody should know before its rules are too old to be right.
 release_still_good() {
-    until=$(awk '$1 == "expires" { print $2; exit }' "$PULL/release")
-    if [ "$(awk -v until="${until:-0}" -v now="$(date +%s)" 'BEGIN { print (until + 0 <= now + 0) }')" = 1 ]; then
+    if awk -v now="$(date +%s)" '$1 == "expires" { exit $2 + 0 > now + 0 }' "$PULL/release"; then
         warn "the release that this node has expired: nobody publishes any more (or is the clock of this host wrong?)"
     fi
 }
