@@ -46,7 +46,8 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.wi
 # Once, in the process that all workers are forked from.
 program_digest()
 
-_ACTIONS = {"applied": "sync", "rolled_back": "rollback", "absent": "cleanup"}
+_STATES = ["applied", "gathered", "restored", "rolled_back", "absent"]
+_ACTIONS = {"applied": "sync", "restored": "heal", "rolled_back": "rollback", "absent": "cleanup"}
 
 
 class ActionModule(RemoteAction):
@@ -55,7 +56,7 @@ class ActionModule(RemoteAction):
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
         **LEDGER_OPTION,
-        "state": {"type": "str", "default": "applied", "choices": ["applied", "gathered", "rolled_back", "absent"]},
+        "state": {"type": "str", "default": "applied", "choices": _STATES},
         "name": {"type": "str"},
         "bundle": {"type": "path"},
         "delta": {"type": "path"},
@@ -161,8 +162,11 @@ class ActionModule(RemoteAction):
             "node": self._name,
             "state": status["state"],
             "generation": status.get("generation"),
+            "applied_at": status.get("appliedAt"),
             "drift": status.get("drift"),
+            "intact": status["state"] in ("applied", "absent") and not status.get("drift"),
             "differences": self._differences,
+            "drifted": report.drift_lines(self._host, status),
             "kept": status.get("kept") or [],
             "facts": facts,
         }
@@ -282,6 +286,17 @@ class ActionModule(RemoteAction):
         """Connections that were open before the change prove nothing: the kernel knows them."""
         if hasattr(self._connection, "reset"):
             self._connection.reset()
+
+    def _restored(self) -> dict[str, Any]:
+        """Apply again what was applied last, whatever somebody made of it; the cluster is not asked."""
+        status = (self._work.answer(self._host) or {}).get("status") or {}
+        arguments = ["restore", "--verify"]
+        if self.check:
+            intact = self._gathered()["intact"]
+            return {"changed": not intact, "node": self._name, "generation": status.get("generation")}
+        self._tried = True
+        answer = self._ask(arguments)
+        return self._told(answer, None, status.get("differences") or ())
 
     def _rolled_back(self) -> dict[str, Any]:
         """Go back to the bundle before, or to a kept one."""

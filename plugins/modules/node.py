@@ -39,10 +39,12 @@ options:
       - V(applied) makes the node equal to its bundle.
       - V(gathered) asks what is applied there, whether somebody changed it, and for the facts that rules depend on. The
         module M(agentless.kube_proxy.bundle) uses the answer.
+      - V(restored) applies again what was applied last, and so puts right what somebody changed since. The cluster is
+        not asked.
       - V(rolled_back) goes back to the bundle before, or to O(generation).
       - V(absent) removes everything that was ever applied, and puts settings back to what they were.
     type: str
-    choices: [applied, gathered, rolled_back, absent]
+    choices: [applied, gathered, restored, rolled_back, absent]
     default: applied
   name:
     description:
@@ -194,6 +196,19 @@ kept:
   returned: O(state=gathered)
 drift:
   description: How many differences there are between what was applied and what is there, if all rules were compared.
+  type: int
+  returned: O(state=gathered)
+intact:
+  description: Whether what is there is what was applied, as far as was looked.
+  type: bool
+  returned: O(state=gathered)
+drifted:
+  description: What somebody else changed, in words.
+  type: list
+  elements: str
+  returned: O(state=gathered)
+applied_at:
+  description: When the last change was made, in seconds since the epoch, if that was looked up.
   type: int
   returned: O(state=gathered)
 differences:

@@ -83,6 +83,8 @@ def playbook(
         "kube_proxy_dir": str(work / "akp"),
         "kube_proxy_cluster_dir": str(SHOP),
         "kube_proxy_config": str(SHOP / "kube-proxy.yaml"),
+        # All at once: most tests are not about batches, and have no time for them.
+        "kube_proxy_batches": ["100%"],
         **(variables or {}),
     }
     done = subprocess.run(

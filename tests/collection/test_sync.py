@@ -193,16 +193,10 @@ def test_hosts_that_cannot_be_reached_are_unreachable_as_ever(nodes: Lab, invent
     assert nodes.node("n3").run(["iptables-save"]).stdout.count("KUBE-") == 0
 
 
-def test_limit_serial_and_max_fail_percentage_are_ansibles(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+def test_limit_is_ansibles_and_the_rest_goes_in_batches(inventory: Path, tmp_path: Path) -> None:
     limited = playbook("sync-services", inventory, tmp_path, "--limit", "n2")
     assert limited.changed == {"n2": 1}
-    sabotage(nodes.node("n1"))
-    variables = {"kube_proxy_serial": 1, "kube_proxy_max_fail_percentage": 0}
-    stopped = playbook("sync-services", inventory, tmp_path, variables=variables, check=False)
-    assert stopped.code != 0
-    assert set(stopped.recap) == {"n1"}, "the first batch failed, so there is no second"
-    nodes.node("n1").run(["rm", RESTORE])
-    run = playbook("sync-services", inventory, tmp_path, variables={"kube_proxy_serial": 1})
+    run = playbook("sync-services", inventory, tmp_path, variables={"kube_proxy_batches": 1})
     assert run.changed == {"n1": 1, "n2": 0, "n3": 1}
     assert [each.outcome for each in run.of("snapshot")].count("ok") == 1, "all batches see the same cluster"
     assert run.summary[0] == "3 nodes: 2 changed, 1 unchanged, 0 failed"
@@ -254,7 +248,10 @@ def test_a_run_that_would_remove_most_services_stops_and_asks(nodes: Lab, invent
     for arguments in ((), ("--check",)):
         run = playbook("sync-services", inventory, tmp_path, *arguments, variables=variables, check=False)
         assert run.code == 2
-        assert "service ports would be removed, more than 50 %" in run.output
+        assert "refused, and no node was touched: on n1, n2, n3, " in run.output
+        assert "service ports would be removed, more than 50 %: " in run.output
+        assert "kube_proxy_max_removed_percent=100" in run.output
+        assert not list(run.of("node", node="n1", changed=True))
     assert [rules(node) for node in nodes.nodes] == before
     meant = playbook(
         "sync-services", inventory, tmp_path, variables={**variables, "kube_proxy_max_removed_percent": 100}

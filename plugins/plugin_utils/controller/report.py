@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,22 @@ def difference_text(each: Mapping[str, Any]) -> str:
     if each.get("wanted") is not None:
         text += f" is {each.get('actual')}, not {each['wanted']}"
     return f"{text}: {each['rule']}" if each.get("rule") else text
+
+
+def drift_lines(host: str, status: Mapping[str, Any]) -> list[str]:
+    """What somebody made of what was applied, for people; nothing if it is as it was left."""
+    state, differences = status.get("state"), status.get("differences") or []
+    if state in ("applied", "absent") and not status.get("drift"):
+        return []
+    applied = status.get("appliedAt")
+    at = f" at {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime(applied))}" if applied else ""
+    if status.get("generation"):
+        first = f"{host} is not as generation {status['generation']} left it{at}"
+    else:
+        first = f"{host} has rules in our chains, and nothing was applied there"
+    said = {"flushed": "all of it is gone", "partial": "parts of it are gone", "foreign": "other rules are there"}
+    told = [difference_text(each) for each in differences] or [said.get(str(state), str(state))]
+    return [first, *(f"  {each}" for each in limited(told))]
 
 
 def limited(lines: Sequence[str]) -> list[str]:
