@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from agentless_kube_proxy.bundle.program import node_program
 from agentless_kube_proxy.cluster.record import Listing, Record
 from agentless_kube_proxy.cluster.trigger import trigger_text, trigger_time
 from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
 from agentless_kube_proxy.controller.freshness import PROGRAMMING, Freshness, note_run
 from prometheus_client.parser import text_string_to_metric_families
 
+ALERTS = Path(__file__).parents[2] / "examples" / "prometheus"
 CONFIRMED = "akp_node_confirmed_timestamp_seconds"
 FAILED = "akp_node_last_run_failed"
 
@@ -120,3 +125,18 @@ def test_only_changes_that_are_news_count() -> None:
     before = record(a="2026-11-16T05:00:00Z")
     after = record(a="2026-11-16T05:00:00Z", b="2026-11-16T05:00:01Z", c="nonsense")
     assert after.triggered_since(before) == [1794805201.0]
+
+
+def test_the_alerts_of_the_examples_fire_when_they_should() -> None:
+    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run(["promtool", *command], cwd=ALERTS, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_alerts_of_the_examples_are_about_metrics_that_exist(directory: WorkDirectory) -> None:
+    (group,) = yaml.safe_load((ALERTS / "alerts.yml").read_text())["groups"]
+    asked = {name for rule in group["rules"] for name in re.findall(r"\b(?:akp|kubeproxy)_\w+", rule["expr"])}
+    run(directory, push("n1", 100.0, changed=True, triggered=[99.0]), push("n2", 101.0))
+    ours = {name for name, *_labels in samples(directory)}
+    assert len(asked) == 7
+    assert all(name in ours or name in node_program() for name in asked), asked - ours
