@@ -1,7 +1,7 @@
 # shellcheck shell=sh
 # ---------------------------------------------------------------- Commit-confirmed
 # A change that may cut its author off is applied with a term: if nobody confirms it, this host goes back by itself.
-# The order is: note where to go back to, start the process that waits, and only then touch the kernel. So whatever
+# The order is: start the process that waits, note where to go back to, and only then touch the kernel. So whatever
 # dies afterwards - this run, the carrier, its connection - the undo comes. In the state directory:
 #   unconfirmed   key=value: token, generation, previous (to go back to; empty for nothing), boot, deadline
 #   undo, undo.pid, undo.log   the program as it was when it armed itself, who waits, what the last try said
@@ -74,9 +74,10 @@ confirm_arm() {
     fi
     read -r armed </proc/sys/kernel/random/uuid
     new_arm=1
-    { cp "$0" "$STATE/undo.new" && mv "$STATE/undo.new" "$STATE/undo" && confirm_note; } ||
-        confirm_cannot "$STATE cannot be written (is the disk full?)"
+    { cp "$0" "$STATE/undo.new" && mv "$STATE/undo.new" "$STATE/undo"; } || confirm_cannot "$STATE cannot be written (is the disk full?)"
     confirm_start || confirm_cannot "the process that would undo it did not start"
+    # Last, so that whoever dies before leaves nothing that would have to be undone and cannot be.
+    confirm_note || confirm_cannot "$STATE cannot be written (is the disk full?)"
 }
 
 # Write down what waits, for as long as was asked for from now on.
@@ -222,6 +223,11 @@ verb_confirm() {
 # Wait until the term of the change $1 is over, and undo it unless it was confirmed. Runs by itself.
 verb_await() {
     printf '%s\n' "$$" >"$STATE/undo.pid"
+    # It is noted as soon as this process is known to be there.
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        [ "$(unconfirmed token)" != "$1" ] || break
+        sleep 0.2 2>/dev/null || sleep 1
+    done
     tries=0
     while [ "$(unconfirmed token)" = "$1" ]; do
         if confirm_waits; then

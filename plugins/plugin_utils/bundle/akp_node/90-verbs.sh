@@ -49,7 +49,7 @@ verb_apply() {
     [ "$mode" != ipvs ] || ipvs_drain
     leave_other_modes
     conntrack_apply delete
-    if [ "$changed" = true ] || [ "$(recorded digest)" != "$digest" ]; then record; fi
+    if [ "$changed" = true ] || [ "$(recorded digest)" != "$digest" ] || [ -e "$STATE/unsettled" ]; then record; fi
     note_release
     confirm_end "$changed"
     sync_ended

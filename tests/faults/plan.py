@@ -1,0 +1,56 @@
+"""Which faults each mode is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import unused_prefix
+from tests.faults import conditions
+from tests.faults.site import Site
+from tests.faults.uml import LabSite, sessions
+from tests.faults.walk import VERBS, Finding, walk
+from tests.lab import Lab
+
+NAMESPACES = {
+    "iptables-nft": ("iptables", "nft"),
+    "iptables-legacy": ("iptables", "legacy"),
+    "nftables": ("nftables", "nft"),
+}
+MODES = (*NAMESPACES, "ipvs")
+
+
+def inject(mode: str, directory: Path, thin: int = 1) -> Iterator[Finding]:
+    """All faults of a mode; `thin` takes one of so many steps."""
+    if mode == "ipvs":
+        with Lab(unused_prefix(), 2, uml=1) as lab:
+            yield from inject_ipvs(LabSite(lab, directory), thin)
+        return
+    site = Site(directory / "site", *NAMESPACES[mode])
+    try:
+        yield from inject_site(site, thin)
+    finally:
+        site.close()
+
+
+def inject_site(site: Site, thin: int) -> Iterator[Finding]:
+    """Every step of every verb is killed; of the milder faults there are fewer."""
+    for number, verb in enumerate(("apply", "rollback", "delta", "restore", "cleanup")):
+        yield from walk(site, verb, "kill-before", stride=2, thin=thin, shift=number)
+        yield from walk(site, verb, "kill-after", thin=thin, shift=number)
+        yield from walk(site, verb, "failed", stride=3, thin=2 * thin, shift=number)
+        yield from walk(site, verb, "killed", stride=5, thin=4 * thin, shift=number)
+    yield from walk(site, "apply", "hangup", stride=10, thin=2 * thin)
+    for condition in conditions.CONDITIONS:
+        yield from condition(site)
+    if site.host.flavour == "legacy":
+        yield from conditions.xtables_lock(site)
+
+
+def inject_ipvs(site: LabSite, thin: int) -> Iterator[Finding]:
+    """The same, thinner, as a kernel in a process takes its time; and connections that break."""
+    for number, verb in enumerate(VERBS):
+        yield from walk(site, verb, "kill-before", stride=10, thin=3 * thin, shift=number)
+        yield from walk(site, verb, "kill-after", thin=3 * thin, shift=number)
+        yield from walk(site, verb, "failed", stride=10, thin=4 * thin, shift=number)
+    yield from sessions(site)

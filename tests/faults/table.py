@@ -1,0 +1,63 @@
+"""The fault table of docs/reliability.md, from what the runs found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.faults.walk import Finding
+
+OUTPUT = Path(__file__).parents[1] / "output"
+DOC = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- written by tests/faults -->\n", "<!-- end -->\n"
+KINDS = {
+    "kill-before": "program killed (-9) before a step",
+    "kill-after": "program killed (-9) after a step",
+    "hangup": "connection lost: SIGHUP at a step",
+    "failed": "a tool fails: out of memory",
+    "killed": "a tool is killed",
+    "kill-sshd on the node": "connection lost: sshd's session killed",
+    "kill-ssh on the control host": "carrier killed on the control host",
+}
+
+
+def save(mode: str, findings: Iterable[Finding]) -> None:
+    """Keep what a run found, until all have run."""
+    OUTPUT.mkdir(exist_ok=True)
+    (OUTPUT / f"faults-{mode}.json").write_text(json.dumps([dataclasses.asdict(each) for each in findings], indent=1))
+
+
+def load() -> list[Finding]:
+    """What all runs found."""
+    files = sorted(OUTPUT.glob("faults-*.json"))
+    return [Finding(**each) for file in files for each in json.loads(file.read_text())]
+
+
+def table(findings: list[Finding]) -> str:
+    """Per kind of fault and mode: how many, half states, lost Services, and how long the next run took."""
+    rows = ["| fault | mode | injected | half states | lost Services | not healed | seconds to heal: median, max |",
+            "|---|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for each in findings:
+        groups.setdefault((KINDS.get(each.kind, each.kind), each.mode), []).append(each)
+    for (kind, mode), found in groups.items():
+        rows.append(_row(kind, mode, found))
+    rows.append(_row("**all**", "", findings))
+    return "\n".join(rows) + "\n"
+
+
+def _row(kind: str, mode: str, found: list[Finding]) -> str:
+    half, lost, unhealed = (sum(1 for each in found if getattr(each, name)) for name in ("half", "lost", "unhealed"))
+    seconds = [each.seconds for each in found]
+    times = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}"
+    return f"| {kind} | {mode} | {len(found)} | {half} | {lost} | {unhealed} | {times} |"
+
+
+def write(findings: list[Finding]) -> None:
+    """Put the table into the page."""
+    before, _begin, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    DOC.write_text(before + BEGIN + table(findings) + END + after, encoding="utf-8")

@@ -1,0 +1,126 @@
+"""A few faults of every kind. `make soak` injects them all, and writes the table of docs/reliability.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults import conditions, table
+from tests.faults.inject import Fault
+from tests.faults.plan import MODES, NAMESPACES, inject
+from tests.faults.site import NOTHING, Site
+from tests.faults.views import halves, iptables_views, member_views, nftables_views
+from tests.faults.walk import Finding, examine, prepare, walk
+
+
+@pytest.fixture(scope="module", params=list(NAMESPACES))
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A node of each way to write rules, for all tests of this file."""
+    made = Site(tmp_path_factory.mktemp("site") / "site", *NAMESPACES[request.param])
+    yield made
+    made.close()
+
+
+def trouble(findings: Iterator[Finding]) -> tuple[int, list[str]]:
+    """How many faults there were, and what went wrong."""
+    found = list(findings)
+    return len(found), [line for each in found for line in each.trouble]
+
+
+@pytest.mark.parametrize("kind", ["kill-before", "kill-after"])
+def test_a_killed_run_leaves_the_old_or_the_new_state_and_the_next_heals(site: Site, kind: str) -> None:
+    count, bad = trouble(walk(site, "apply", kind, stride=1000, thin=7))
+    assert (count > 1, bad) == (True, [])
+
+
+def test_a_tool_that_fails_changes_nothing_or_nothing_of_importance(site: Site) -> None:
+    count, bad = trouble(walk(site, "apply", "failed", stride=1000, thin=8))
+    assert (count > 1, bad) == (True, [])
+
+
+def test_two_carriers_take_turns(site: Site) -> None:
+    assert trouble(conditions.carriers(site, 1)) == (1, [])
+
+
+def test_a_record_that_was_not_finished_is_finished_by_the_next_run(site: Site) -> None:
+    """Killed between the new record and the end of what it replaces: once that stayed so for ever."""
+    move = prepare(site, "apply")
+    site.run(*move.arguments)
+    calls = site.steps.taken()
+    site.current = move.new
+    written = next(i for i, call in enumerate(calls, 1) if call.startswith("mv") and call.endswith("/applied"))
+    move = prepare(site, "apply")
+    result = site.run(*move.arguments, fault=Fault("kill-after", written))
+    assert site.steps.fired.endswith("/applied")
+    assert examine(site, move, "kill-after", "the record", result).trouble == []
+
+
+# ------------------------------------------------------------------ the judges themselves
+
+
+def test_a_half_switched_table_is_seen() -> None:
+    old = (
+        "*nat\n:OUTPUT ACCEPT [0:0]\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n-A OUTPUT -j KUBE-A\n-A KUBE-A -j DNAT\nCOMMIT\n"
+    )
+    new = old.replace("-A OUTPUT -j KUBE-A", "-A OUTPUT -j KUBE-B").replace("-A KUBE-A", "-A KUBE-B")
+    half = old.replace("-A OUTPUT -j KUBE-A", "-A OUTPUT -j KUBE-B")
+    staged = old.replace("COMMIT", "-A KUBE-B -j DNAT\nCOMMIT")
+    views = {
+        name: iptables_views({"ipv4": text})
+        for name, text in {"old": old, "new": new, "half": half, "s": staged}.items()
+    }
+    assert halves(views["s"], views["old"], views["new"]) == []
+    assert halves(views["new"], views["old"], views["new"]) == []
+    assert len(halves(views["half"], views["old"], views["new"])) == 1
+    assert halves({}, views["old"], {}) == []
+
+
+def test_a_half_switched_nftables_table_is_seen() -> None:
+    hook = "\tchain nat {\n\t\ttype nat hook output priority 0;\n\t\tjump services\n\t}\n"
+    text = "table ip kube-proxy {\n" + hook + "\tchain services {\n\t\tX\n\t}\n}\n"
+    old, new = (
+        nftables_views(text.replace("X", "dnat to 192.0.2.1")),
+        nftables_views(text.replace("X", "dnat to 192.0.2.2")),
+    )
+    assert halves(old, old, new) == halves(new, old, new) == []
+    assert len(halves(nftables_views(text.replace("X", "")), old, new)) == 1
+
+
+def test_a_missing_virtual_server_is_seen() -> None:
+    old, new = member_views({"servers": ["a", "b"]}), member_views({"servers": ["b", "c"]})
+    assert halves(member_views({"servers": ["a", "b", "c"]}), old, new) == []
+    assert len(halves(member_views({"servers": ["a", "c"]}), old, new)) == 1
+    assert len(halves(member_views({"servers": ["b", "d"]}), old, new)) == 1
+
+
+def test_a_lost_service_is_seen(site: Site) -> None:
+    site.go("A")
+    assert site.silent() == []
+    site.flush()
+    assert len(site.silent()) == 4
+    site.host.apply(site.bundles["A"])
+    site.current = "A"
+    assert site.settled("A") == []
+    assert site.settled(NOTHING) != []
+
+
+# ------------------------------------------------------------------ all of them
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_fault(mode: str, tmp_path: Path) -> None:
+    findings = list(inject(mode, tmp_path))
+    table.save(mode, findings)
+    assert [line for each in findings for line in each.trouble] == []
+
+
+@pytest.mark.soak
+def test_the_table_has_enough_of_them() -> None:
+    findings = table.load()
+    table.write(findings)
+    assert {each.mode for each in findings} == {*MODES}
+    assert len(findings) >= 300
