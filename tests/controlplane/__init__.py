@@ -103,7 +103,8 @@ class ControlPlane:
             self.pki = pki.create(self.folder / "pki", self.addresses)
             (self.folder / "tokens.csv").write_text(_TOKEN_FILE)
             self._start("etcd", [etcd, *self._etcd_flags()])
-            self._start("kube-apiserver", [str(folder / "kube-apiserver"), *self._apiserver_flags()])
+            self._apiserver = [str(folder / "kube-apiserver"), *self._apiserver_flags()]
+            self._start("kube-apiserver", self._apiserver)
             self.client = self.client_as("admin")
             self._wait_ready()
             for obj in SNAPSHOT_ROLE:
@@ -177,6 +178,14 @@ class ControlPlane:
                         f"the API server is not ready after {seconds} s ({error}):\n{self.logs()}"
                     ) from error
                 time.sleep(0.1)
+
+    def restart(self) -> None:
+        """End the API server and start it again; what it holds stays in etcd."""
+        process = self._processes.pop()
+        process.terminate()
+        process.wait(60)
+        self._start("kube-apiserver", self._apiserver)
+        self._wait_ready()
 
     def logs(self, lines: int = 20) -> str:
         found = {log.name: log.read_text(errors="replace").splitlines() for log in sorted(self.folder.glob("*.log"))}

@@ -320,7 +320,8 @@ class Follower:
             self._say("whole", host=name, problem=str(result.get("reason")))
             host.needs_whole()
         elif host.applied(str(result.get("generation") or ""), now + self._period):
-            self._say("pushed", host=name, how=what.value, changed=bool(result.get("changed")))
+            fields = {"changed": bool(result.get("changed")), "generation": host.recorded}
+            self._say("pushed", host=name, how=what.value, **fields)
             self._confirmed(host)
 
     def _answered(self, host: Host, result: Mapping[str, Any], now: float) -> None:

@@ -1,0 +1,271 @@
+"""akp watch between a real API server and real nodes."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collection.play import SHOP, Run, playbook
+from tests.conftest import unused_prefix
+from tests.controlplane import ApiError, ControlPlane, netns
+from tests.lab import Lab
+from tests.lab.manifests import objects
+from tests.lab.program import PROGRAM
+
+from .watching import DEADLINE, Watcher, wire
+
+ADDRESS = "192.168.79.7"
+ALL = ["n1", "n2", "n3"]
+Object = dict[str, Any]
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """A control plane that holds the shop."""
+    name = f"akpw{os.getpid()}"
+    netns.add(name)
+    netns.ip("-n", name, "addr", "add", f"{ADDRESS}/32", "dev", "lo")
+    try:
+        with ControlPlane(name, (ADDRESS,)) as started:
+            started.load(obj for obj in objects(SHOP) if obj["kind"] in ("Node", "Service", "EndpointSlice"))
+            yield started
+    finally:
+        netns.delete(name)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(unused_prefix(), 3) as made:
+        yield made
+
+
+@pytest.fixture
+def inventory(lab: Lab, tmp_path: Path) -> Path:
+    for node in lab.nodes:
+        node.run(["sh", str(PROGRAM), "cleanup"])
+    return lab.inventory(tmp_path / "hosts.yml")
+
+
+@pytest.fixture
+def watcher(plane: ControlPlane, inventory: Path, tmp_path: Path) -> Iterator[Watcher]:
+    """One that has given every node what it shall have."""
+    with Watcher(plane, inventory, tmp_path / "watch", "--textfile", str(tmp_path)) as started:
+        started.wait("settled")
+        yield started
+
+
+def service(name: str, **spec: Any) -> Object:
+    meta = {"namespace": "shop", "name": name}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {"ports": [{"name": "http", "port": 80}], **spec},
+    }
+
+
+def slice_of(name: str, *endpoints: tuple[str, str]) -> Object:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+        "endpoints": [{"addresses": [ip], "nodeName": node, "conditions": {"ready": True}} for ip, node in endpoints],
+    }
+
+
+def rules(lab: Lab, name: str) -> str:
+    return lab.node(name).run(["iptables-save", "-t", "nat"]).stdout
+
+
+def changed_nodes(plane: ControlPlane, inventory: Path, work: Path) -> dict[str, int]:
+    """What a sync from nothing but the API server would change: every rule is compared with a fresh render."""
+    run: Run = playbook(
+        "sync-services",
+        inventory,
+        work,
+        "--check",
+        variables={
+            "kube_proxy_cluster_dir": "",
+            "kube_proxy_kubeconfig": str(plane.kubeconfig(work.parent / "fresh.kubeconfig", "akp")),
+            "kube_proxy_verify": True,
+        },
+        prefix=netns.command(plane.namespace, []),
+    )
+    return run.changed
+
+
+def test_changes_arrive_at_the_nodes_that_they_concern_and_at_no_other(
+    plane: ControlPlane, lab: Lab, inventory: Path, watcher: Watcher, tmp_path: Path
+) -> None:
+    client = plane.client
+    here = slice_of("inside", ("10.244.2.77", "n2"))
+    client.create(service("inside", internalTrafficPolicy="Local"))
+    client.create(here)
+    watcher.wait("change", 0, lambda event: "EndpointSlice shop/inside" in event["what"])
+    place = watcher.place
+    # Noise first: what is written before is seen before.
+    client.patch(here, {"metadata": {"annotations": {"note": "nobody cares"}}})
+    client.patch({"kind": "Node", "metadata": {"name": "n3"}}, {"metadata": {"labels": {"disk": "ssd"}}})
+    endpoints = slice_of("inside", ("10.244.1.77", "n1"), ("10.244.2.77", "n2"))["endpoints"]
+    stamp = {"endpoints.kubernetes.io/last-change-trigger-time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    client.patch(here, {"endpoints": endpoints, "metadata": {"annotations": stamp}})
+    told = watcher.wait("change", place)
+    assert told["hosts"] == 1
+    assert [(each["host"], each["how"]) for each in watcher.events("pushed", place)] == [("n1", "delta")]
+    assert "10.244.1.77:8080" in rules(lab, "n1")
+    assert "10.244.1.77:8080" not in rules(lab, "n2")
+    place = watcher.place
+    client.delete(here)
+    client.delete(service("inside"))
+    watcher.wait("change", place, lambda event: "Service shop/inside" in event["what"])
+    assert watcher.stop() == 0
+    assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+    metrics = (tmp_path / "akp_default.prom").read_text()
+    for name in ALL:
+        assert f'akp_node_confirmed_timestamp_seconds{{cluster="default",node="{name}"}}' in metrics
+    assert 'kubeproxy_network_programming_duration_seconds_count{cluster="default"} 1' in metrics
+
+
+def test_drift_is_found_and_a_node_without_its_base_gets_the_whole_bundle(
+    plane: ControlPlane, lab: Lab, inventory: Path, watcher: Watcher, tmp_path: Path
+) -> None:
+    lab.node("n2").run(["iptables", "-t", "nat", "-F", "KUBE-SERVICES"])
+    lab.node("n3").run(["sh", str(PROGRAM), "cleanup"])
+    place = watcher.place
+    plane.client.create(service("later"))
+    try:
+        watcher.wait("change", place)
+        watcher.wait("pushed", place, lambda event: event["host"] == "n3" and event["how"] == "bundle")
+        # n2 took a delta on top of what somebody had emptied; the next look finds it.
+        watcher.wait("drift", place, lambda event: event["host"] == "n2")
+        watcher.wait("pushed", place, lambda event: event["host"] == "n2" and event["how"] == "bundle")
+        assert watcher.stop() == 0
+        assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+    finally:
+        plane.client.delete(service("later"))
+
+
+def test_one_at_a_time_and_a_scheduled_run_is_waited_for(plane: ControlPlane, watcher: Watcher) -> None:
+    second = watcher.start()
+    assert second.wait(DEADLINE) == 2
+    assert "another akp watch follows this cluster" in watcher.log.read_text()
+    place = watcher.place
+    with (watcher.work / "akp" / "schedule" / "lock").open("ab") as scheduled:
+        fcntl.flock(scheduled, fcntl.LOCK_EX)
+        plane.client.create(service("meanwhile"))
+        try:
+            watcher.wait("waiting", place)
+            assert watcher.events("pushed", place) == []
+        finally:
+            plane.client.delete(service("meanwhile"))
+        plane.client.create(service("afterwards"))
+    try:
+        watcher.wait("change", place, lambda event: "afterwards" in event["what"] and event["hosts"] == 3)
+        assert watcher.stop() == 0
+    finally:
+        plane.client.delete(service("afterwards"))
+
+
+def test_ended_in_the_middle_of_a_push_it_leaves_every_node_whole(
+    plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    """The first push of all is the longest; each node then has all of its rules or none."""
+    with Watcher(plane, inventory, tmp_path / "watch") as started:
+        started.wait("watching")
+        time.sleep(random.uniform(0, 1.5))
+        assert started.stop() == 0
+    for node in lab.nodes:
+        status = json.loads(node.run(["sh", str(PROGRAM), "status"]).stdout.splitlines()[-1])
+        assert status["state"] in ("applied", "absent"), status
+    with Watcher(plane, inventory, tmp_path / "again") as started:
+        started.wait("settled")
+        assert started.stop() == 0
+    assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+
+
+@pytest.mark.soak
+def test_two_hundred_changes_with_cuts_a_restart_and_a_node_that_is_away(
+    plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    seed = int(os.environ.get("AKP_SEED", random.randrange(1 << 32)))
+    print(f"AKP_SEED={seed}")
+    draw = random.Random(seed)
+    with wire(plane, 7443) as cable, Watcher(plane, inventory, tmp_path / "watch", port=7443) as watcher:
+        watcher.wait("settled")
+        alive: dict[str, int] = {}
+        for step in range(200):
+            if step % 25 == 10:
+                assert cable.cut()
+            if step == 60:
+                lab.sh("ip link set n2 down")
+            if step == 110:
+                plane.restart()
+            if step == 140:
+                lab.sh("ip link set n2 up")
+            _change(plane, draw, alive)
+            time.sleep(draw.expovariate(8))
+        plane.client.create(service("last"))
+        watcher.wait("change", 0, lambda event: "shop/last" in event["what"] and event["hosts"] == 3)
+        watcher.wait("answers", 0, lambda event: event["host"] == "n2")
+        assert watcher.stop() == 0
+        pushed = watcher.events("pushed")
+    assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+    for host in ALL:
+        generations = [each["generation"] for each in pushed if each["host"] == host]
+        assert len(generations) > 5
+        assert all(one != other for one, other in itertools.pairwise(generations)), "pushed twice"
+    assert all(each["changed"] for each in pushed)
+
+
+def _change(plane: ControlPlane, draw: random.Random, alive: dict[str, int]) -> None:
+    """Something that happens in clusters: Services and endpoints come, go and change; much of it is noise."""
+    client = plane.client
+    name = f"soak-{draw.randrange(12)}"
+    addresses = [(f"10.244.{draw.randrange(1, 4)}.{draw.randrange(20, 250)}", draw.choice(ALL)) for _ in range(3)]
+    if name not in alive:
+        policy = draw.choice(["Cluster", "Local"])
+        client.create(service(name, internalTrafficPolicy=policy))
+        client.create(slice_of(name, *addresses))
+        alive[name] = 1
+        return
+    what = draw.choice(["endpoints", "endpoints", "port", "noise", "gone", "affinity"])
+    try:
+        if what == "gone":
+            client.delete(slice_of(name))
+            client.delete(service(name))
+            del alive[name]
+        elif what == "endpoints":
+            client.patch(slice_of(name), {"endpoints": slice_of(name, *addresses)["endpoints"]})
+        elif what == "port":
+            client.patch(service(name), {"spec": {"ports": [{"name": "http", "port": draw.randrange(80, 90)}]}})
+        elif what == "affinity":
+            client.patch(service(name), {"spec": {"sessionAffinity": draw.choice(["None", "ClientIP"])}})
+        else:
+            client.patch(service(name), {"metadata": {"annotations": {"note": str(draw.random())}}})
+    except ApiError as error:
+        # Just after the restart of the API server.
+        if error.status < 500 and error.status != 409:
+            raise
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(plane: ControlPlane) -> Iterator[None]:
+    """What a test made in the cluster is gone after it."""
+    yield
+    for kind in ("EndpointSlice", "Service"):
+        for obj in plane.client.list_all(kind):
+            if obj["metadata"]["name"].startswith(("soak-", "last", "inside")):
+                plane.client.delete(obj)
