@@ -42,6 +42,7 @@ class Server:
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     version: int = 100
+    silent: bool = False  # watches are neither told anything nor ended
     events: dict[str, queue.Queue[Object | None]] = field(default_factory=dict)  # path -> what a watch is told
 
     def tell(self, path: str, kind: str, obj: Object) -> None:
@@ -96,7 +97,8 @@ class Handler(BaseHTTPRequestHandler):
         served.headers.append({name.title(): value for name, value in self.headers.items()})
         answer = served.answer(parts.path, query)
         if query.get("watch") and answer.status == 200:
-            self.stream(served.events.setdefault(parts.path, queue.Queue()), float(query["timeoutSeconds"]))
+            events = queue.Queue() if served.silent else served.events.setdefault(parts.path, queue.Queue())
+            self.stream(events, 3600.0 if served.silent else float(query["timeoutSeconds"]))
             return
         body = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
         self.send_response(answer.status)

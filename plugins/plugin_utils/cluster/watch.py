@@ -83,11 +83,10 @@ class _Wire:
             return self._api
 
     def drop(self, broken: Api | None) -> None:
-        """Of a connection that is not the current one any more nothing is left to do."""
+        """Have the next one who asks make a new one. Watches that are well on the old one stay there."""
         with self._lock:
-            if broken is not None and self._api is broken:
+            if self._api is broken:
                 self._api = None
-                broken.close()
 
     def close(self) -> None:
         with self._lock:
@@ -276,7 +275,8 @@ class Watch:
         return None
 
     def _trouble(self, name: str, error: Exception, api: Api | None) -> None:
-        self._wire.drop(api)
+        if not isinstance(error, Forbidden | NotServed):
+            self._wire.drop(api)
         with self._news:
             since = self._troubles[name][0] if name in self._troubles else time.monotonic()
             self._troubles[name] = (since, error)
