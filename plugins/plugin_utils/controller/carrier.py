@@ -57,6 +57,7 @@ class Carrier:
             finally:
                 os._exit(0)
         theirs.close()
+        self._ended = False
         self._socket = ours
         self._stream = ours.makefile("rb")
 
@@ -75,7 +76,10 @@ class Carrier:
         raise CarrierGone("the process that carries to the nodes has ended")
 
     def close(self, patience: float) -> None:
-        """Take no more tasks, wait for those under way, and end those that take longer."""
+        """Take no more tasks, wait for those under way, and end those that take longer. Twice does no harm."""
+        if self._ended:
+            return
+        self._ended = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + patience
