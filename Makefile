@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test soak sanity demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test soak fuzz sanity demo bench controlplane conformance record-goldens clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +41,9 @@ test: setup  ## unit tests, and packets through real kernels in the lab (root)
 
 soak: setup controlplane  ## minutes of faults, load and random input (root)
 	@$(BIN)/pytest -q --timeout 3600 -m soak $(ARGS)
+
+fuzz: setup  ## everything that reads what others wrote, against random input; MINUTES=10
+	@AKP_FUZZ_MINUTES=$(or $(MINUTES),10) $(BIN)/pytest -q -s -m soak tests/fuzz $(ARGS)
 
 sanity: setup  ## what is shipped, as ansible-test sees it
 	@.ci/ansible-test sanity
