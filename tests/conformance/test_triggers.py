@@ -144,6 +144,7 @@ def test_the_time_from_a_change_of_endpoints_to_the_kernels_is_measured(
     assert lab.nodes
 
 
+@pytest.mark.timeout(900)
 def test_a_change_of_the_cluster_runs_the_playbook_on_the_nodes_that_are_concerned(
     plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
 ) -> None:
@@ -198,6 +199,6 @@ def runs(process: subprocess.Popen[bytes], record: Path, log: Path, count: int) 
         return found[:-1] if len(found) > count else []
 
     try:
-        return wait_for(ended, 120)
+        return wait_for(ended, 240)
     except AssertionError as error:
         raise AssertionError(log.read_text()[-6000:]) from error

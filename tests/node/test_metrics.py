@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_a_sync_that_fails_leaves_the_time_of_the_last_good_one(nft_host: Host, 
     assert after[SYNCED] == before[SYNCED]
     assert after[QUEUED] >= before[QUEUED]
     assert after[COUNT] == before[COUNT]
+
+
+def test_a_pull_without_an_answer_confirms_nothing(nft_host: Host, tmp_path: Path) -> None:
+    file = with_textfile(nft_host)
+    nft_host.apply(everything(tmp_path / "a"))
+    file.write_text(re.sub(rf"^({SYNCED}) .*", r"\1 1000", file.read_text(), flags=re.M))
+    settings = nft_host.directory / "etc" / "node.conf"
+    settings.write_text(f"{settings.read_text()}url http://127.0.0.1:9/\ncluster shop\nnode n1\n")
+    (settings.parent / "allowed_signers").write_text("publisher ssh-ed25519 AAAA\n")
+    answer = nft_host.akp("pull")
+    assert answer.json["fetched"] == "offline", answer.stdout + answer.stderr
+    after = read(file)
+    assert after[SYNCED] == 1000
+    assert after[QUEUED] > 1000, "it was tried"
+    assert after["akp_node_last_run_failed"] == 0
 
 
 def test_cleanup_takes_the_metrics_away(nft_host: Host, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ metrics_text() {
     name=$(recorded node)
     awk -v verb="$verb" -v code="$1" -v seconds="$(elapsed)" -v time="$(date +%s)" -v applied="$(recorded time)" \
         -v node="${name:-$(setting node "$(uname -n)")}" -v generation="$(recorded generation)" -v mode="$(recorded mode)" \
-        -v state="${state:-}" -v drift="${drift:-null}" -v services="${there:-0}" '
+        -v state="${state:-}" -v drift="${drift:-null}" -v services="${there:-0}" \
+        -v fetched="${fetched:-}" -v inner="${ended:-0}" '
         function head(name, type, help) { printf "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type }
         function gauge(name, help, labels, value) {
             if (value == "") return
@@ -62,14 +63,18 @@ metrics_text() {
                 }
             } else {
                 queued = time - int(seconds)
-                failed = code != 0
-                if (!failed) { synced = looked = time; off = 0 }
+                # A pull without an answer is no failure, but confirms nothing either.
+                confirmed = code == 0 && (verb != "pull" || fetched == "new" || fetched == "unchanged")
+                if (code != 0 || confirmed) failed = !confirmed
+                if (confirmed) { synced = looked = time; off = 0 }
             }
             gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a sync of this host was last begun.", "", queued)
             gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When this host was last made, or found, equal to its bundle.", "", synced)
             n = split("0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf", le, " ")
             base = "kubeproxy_sync_proxy_rules_duration_seconds"
-            done = verb != "status" && code == 0
+            # What a pull applies or restores, that verb counts.
+            done = verb != "status" && verb != "pull" && code == 0
+            counted = verb != "status" && (verb != "pull" || !inner)
             head(base, "histogram", "How long syncs of this host took.")
             for (i = 1; i <= n; i++) {
                 key = base "_bucket{le=\"" le[i] "\"}"
@@ -80,7 +85,7 @@ metrics_text() {
             head("akp_node_failures_total", "counter", "Syncs of this host that failed, by the exit code of akp-node.")
             for (i = 2; i <= 5; i++) {
                 key = "akp_node_failures_total{node=\"" node "\",code=\"" i "\"}"
-                printf "%s %d\n", key, was[key] + (verb != "status" && code == i)
+                printf "%s %d\n", key, was[key] + (counted && code == i)
             }
             gauge("akp_node_checked_timestamp_seconds", "When the kernel of this host was last compared with what was applied.", me, looked)
             gauge("akp_node_drift", "Differences between kernel and bundle at that moment; without --verify just 1 if there are any.", me, off)
