@@ -15,6 +15,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modes", nargs="+", choices=[*MODES, "table"])
     parser.add_argument("--thin", type=int, default=1, help="take one of so many steps (default: all)")
+    parser.add_argument("--shift", type=int, default=0, help="which of them")
+    parser.add_argument("--name", default="", help="keep the findings beside those of earlier runs, under this name")
     arguments = parser.parse_args()
     bad = 0
     for mode in arguments.modes:
@@ -23,12 +25,12 @@ def main() -> int:
             continue
         findings = []
         with tempfile.TemporaryDirectory(prefix="akp-faults-") as directory:
-            for finding in inject(mode, Path(directory), arguments.thin):
+            for finding in inject(mode, Path(directory), arguments.thin, arguments.shift):
                 findings.append(finding)
                 for line in finding.trouble:
                     bad += 1
                     print(line, file=sys.stderr, flush=True)
-                table.save(mode, findings)
+                table.save(mode + arguments.name, findings)
         print(table.table(findings))
     return 1 if bad else 0
 

@@ -20,37 +20,37 @@ NAMESPACES = {
 MODES = (*NAMESPACES, "ipvs")
 
 
-def inject(mode: str, directory: Path, thin: int = 1) -> Iterator[Finding]:
+def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterator[Finding]:
     """All faults of a mode; `thin` takes one of so many steps."""
     if mode == "ipvs":
         with Lab(unused_prefix(), 2, uml=1) as lab:
-            yield from inject_ipvs(LabSite(lab, directory), thin)
+            yield from inject_ipvs(LabSite(lab, directory), thin, shift)
         return
     site = Site(directory / "site", *NAMESPACES[mode])
     try:
-        yield from inject_site(site, thin)
+        yield from inject_site(site, thin, shift)
     finally:
         site.close()
 
 
-def inject_site(site: Site, thin: int) -> Iterator[Finding]:
+def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
     """Every step of every verb is killed; of the milder faults there are fewer."""
-    for number, verb in enumerate(("apply", "rollback", "delta", "restore", "cleanup")):
-        yield from walk(site, verb, "kill-before", stride=2, thin=thin, shift=number)
-        yield from walk(site, verb, "kill-after", thin=thin, shift=number)
-        yield from walk(site, verb, "failed", stride=3, thin=2 * thin, shift=number)
-        yield from walk(site, verb, "killed", stride=5, thin=4 * thin, shift=number)
-    yield from walk(site, "apply", "hangup", stride=10, thin=2 * thin)
     for condition in conditions.CONDITIONS:
         yield from condition(site)
     if site.host.flavour == "legacy":
         yield from conditions.xtables_lock(site)
+    for number, verb in enumerate(("apply", "rollback", "delta", "restore", "cleanup"), shift):
+        yield from walk(site, verb, "kill-before", stride=1, thin=thin, shift=number)
+        yield from walk(site, verb, "kill-after", thin=thin, shift=number)
+        yield from walk(site, verb, "failed", stride=3, thin=2 * thin, shift=number)
+        yield from walk(site, verb, "killed", stride=5, thin=4 * thin, shift=number)
+    yield from walk(site, "apply", "hangup", stride=10, thin=2 * thin)
 
 
-def inject_ipvs(site: LabSite, thin: int) -> Iterator[Finding]:
+def inject_ipvs(site: LabSite, thin: int, shift: int = 0) -> Iterator[Finding]:
     """The same, thinner, as a kernel in a process takes its time; and connections that break."""
-    for number, verb in enumerate(VERBS):
+    yield from sessions(site)
+    for number, verb in enumerate(VERBS, shift):
         yield from walk(site, verb, "kill-before", stride=10, thin=3 * thin, shift=number)
         yield from walk(site, verb, "kill-after", thin=3 * thin, shift=number)
         yield from walk(site, verb, "failed", stride=10, thin=4 * thin, shift=number)
-    yield from sessions(site)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,9 +70,11 @@ class Site:
             write_delta(delta(self.states[other], self.states[name]), self.states[name], self.deltas[name])
         self._populate()
         self.views: dict[str, Views] = {NOTHING: self.view()}
+        self.all_names: dict[str, set[str]] = {}
         for name in ("A", "B"):
             self.host.apply(self.bundles[name])
-            self.views[name] = self.view()
+            assert self.host.akp("status", "--verify").json["drift"] == 0
+            self.views[name], self.all_names[name] = self.view(), self.names()
         self.current = "B"
 
     @property
@@ -126,17 +129,31 @@ class Site:
         pairs = zip(BOTH.items(), answers, strict=True)
         return [f"{where[0]}: {answer}" for (where, allowed), answer in pairs if answer not in allowed]
 
+    def names(self) -> set[str]:
+        """Every chain, set and map there is, reachable or not."""
+        text = self.host.sh(
+            "nft list ruleset 2>/dev/null; for s in iptables-legacy-save ip6tables-legacy-save; do $s; done"
+        )
+        tables = (
+            re.sub(r"^table ip6? (?!kube-proxy)\S+ \{\n.*?^\}\n", "", text, flags=re.M | re.S)
+            if self.mode == "nftables"
+            else text
+        )
+        return set(re.findall(r"^\t(?:chain|set|map) (\S+)", tables, re.M)) | set(
+            re.findall(r"^:(KUBE-\S+)", tables, re.M)
+        )
+
     def settled(self, name: str) -> list[str]:
         """Why this is not the node in state `name` and nothing else; empty if it is."""
         trouble = [] if self.view() == self.views[name] else [f"the rules are not those of {name}"]
-        status = self.host.akp("status", "--verify").json
-        if name == NOTHING:
-            found = (status["state"], status["generation"])
-            return trouble if found == ("absent", None) else [*trouble, f"status {found}"]
-        found = (status["state"], status["generation"], status.get("drift"), status["unconfirmed"])
-        if found != ("applied", self.states[name].generation, 0, None):
-            trouble.append(f"status {found} {status.get('differences')}")
-        return trouble + self.silent()
+        if name != NOTHING and self.names() != self.all_names[name]:
+            trouble.append(f"left over or missing: {sorted(self.names() ^ self.all_names[name])}")
+        status = self.host.akp("status").json
+        found = (status["state"], status["generation"], status["unconfirmed"])
+        wanted = ("absent", None, None) if name == NOTHING else ("applied", self.states[name].generation, None)
+        if found != wanted:
+            trouble.append(f"status {found}, not {wanted}")
+        return trouble + ([] if name == NOTHING else self.silent())
 
     # -- what happens to it
 

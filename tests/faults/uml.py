@@ -88,9 +88,10 @@ class LabSite(Site):
         }
         self.world.akp("cleanup")
         self.views = {NOTHING: self.view()}
+        self.all_names = {}
         for name in ("A", "B"):
             self.host.apply(self.bundles[name])
-            self.views[name] = self.view()
+            self.views[name], self.all_names[name] = self.view(), self.names()
         self.current = "B"
 
     @property
@@ -105,6 +106,10 @@ class LabSite(Site):
         saved = self.world.sh("iptables-save; echo ==; ip6tables-save").split("==\n")
         found = iptables_views({"ipv4": saved[0], "ipv6": saved[1]})
         return found | member_views({name: kernel[name] for name in ("sets", "servers", "addresses")})
+
+    def names(self) -> set[str]:
+        text = self.world.sh("iptables-save; ip6tables-save; ipset list -n | sed s/^/:/")
+        return {line[1:].split()[0] for line in text.splitlines() if line.startswith(":KUBE-")}
 
     def silent(self) -> list[str]:
         allowed = {41: {"near", "far-1", "far-2"}, 42: {"far-2"}}

@@ -28,8 +28,11 @@ legacy_tables() {
 # On nft the tool reads the whole family whatever table is asked for, so it is called once.
 iptables_save() {
     if ! has "$(ipt "$1" save)"; then return 0
-    elif [ "$flavour" = nft ]; then "$(ipt "$1" save)" 2>/dev/null || :
-    else for t in $(legacy_tables "$1"); do "$(ipt "$1" save)" -t "$t" || return 1; done
+    elif [ "$flavour" = nft ]; then
+        # A kernel without nf_tables and foreign tables that iptables cannot print are no failure; any other is, as
+        # what could not be read would be taken for what is not there.
+        "$(ipt "$1" save)" 2>"$work/save.err" || grep -q -e 'rule set generation' -e incompatible "$work/save.err"
+    else for t in $(legacy_tables "$1"); do "$(ipt "$1" save)" -t "$t" 2>"$work/save.err" || return 1; done
     fi
 }
 
@@ -46,11 +49,12 @@ chains_of() {
 # Read both flavours and choose: where kube chains live, else as recorded, else the host's default.
 # Sets flavour and flavour_trouble, and leaves the text in $work/actual.FAMILY.
 iptables_read() {
-    in_nft='' in_legacy=''
+    in_nft='' in_legacy='' unread=''
+    : >"$work/save.err"
     for flavour in nft legacy; do
         for fam in $FAMILIES; do
             : >"$work/$flavour.$fam"
-            ! flavour_present "$flavour" || iptables_save "$fam" >"$work/$flavour.$fam" || flavour_trouble="$(ipt "$fam" save) failed"
+            ! flavour_present "$flavour" || iptables_save "$fam" >"$work/$flavour.$fam" || unread="$(ipt "$fam" save) failed, so what the kernel has is not known: $(tail -n 1 "$work/save.err")"
         done
     done
     if [ -s "$work/nft.4" ] || [ -s "$work/nft.6" ]; then in_nft=$(chains_of "$work/nft.4" "$work/nft.6"); fi
@@ -67,6 +71,7 @@ iptables_read() {
         flavour=$AKP_IPTABLES
         case $in_nft/$in_legacy in *ours*/*ours*) ;; *) flavour_trouble='' ;; esac
     fi
+    [ -z "$unread" ] || flavour_trouble=$unread
     case $flavour in nft | legacy) ;; *) die 2 "AKP_IPTABLES is \"$flavour\", not nft or legacy" ;; esac
     for fam in $FAMILIES; do
         if [ -s "$work/$flavour.$fam" ]; then mv "$work/$flavour.$fam" "$work/actual.$fam"; else : >"$work/actual.$fam"; fi

@@ -93,8 +93,35 @@ iptables_counts() {
     done
 }
 
+# "chain service" for the chains of Services in a rules file ($1): dispatch rules name theirs, and lead to the others.
+chain_services() {
+    awk '
+        $1 != "-A" { next }
+        match($0, / -j KUBE-(SVC|SVL|EXT|FW|SEP)-[A-Z2-7]+$/) {
+            target = substr($0, RSTART + 4)
+            if ($2 ~ /^KUBE-(SERVICES|NODEPORTS)$/) {
+                if (match($0, /"[a-z0-9.-]+\/[a-z0-9.:-]+/)) owner[target] = substr($0, RSTART + 1, RLENGTH - 1)
+            } else { from[++n] = $2; to[n] = target }
+        }
+        END {
+            # From KUBE-FW to KUBE-EXT to KUBE-SVC to KUBE-SEP.
+            for (round = 1; round <= 3; round++) for (i = 1; i <= n; i++) if (from[i] in owner && !(to[i] in owner)) owner[to[i]] = owner[from[i]]
+            for (chain in owner) print chain, owner[chain]
+        }' "$1"
+}
+
 iptables_details() {
     for fam in $FAMILIES; do
+        # Rules without a comment, in chains that came with a delta: the way to them names the Service.
+        file=$(rules_file "$fam")
+        if [ -n "$file" ] && awk -F '\t' '$4 == "" && $3 ~ /^KUBE-(SVC|SVL|EXT|FW|SEP)-/ { found = 1; exit } END { exit !found }' "$work/plan.$fam/detail"; then
+            chain_services "$file" >"$work/owners"
+            awk -F '\t' -v OFS='\t' -v owners="$work/owners" '
+                BEGIN { while ((getline row < owners) > 0) { split(row, part, " "); owner[part[1]] = part[2] } }
+                $4 == "" && $3 in owner { $4 = owner[$3] }
+                { print }' "$work/plan.$fam/detail" >"$work/named"
+            mv "$work/named" "$work/plan.$fam/detail"
+        fi
         awk -F '\t' -v fam="ipv$fam" "$AWK_QUOTE"'{
             printf "{\"family\": \"%s\", \"kind\": \"%s\", \"table\": \"%s\"", fam, $1, $2
             if ($3 != "") printf ", \"chain\": %s", quote($3)
@@ -165,6 +192,10 @@ iptables_reread() {
 
 # Everything of ours that the kernel holds, as lines; different whenever any of it is.
 iptables_glimpse() {
-    for fam in $FAMILIES; do iptables_save "$fam"; done | sed -n -e '/KUBELET-CANARY/d' -e '/IPTABLES-HINT/d' -e '/KUBE-/p'
+    for fam in $FAMILIES; do
+        if [ "$flavour" = nft ]; then "$(ipt "$fam" save)" 2>/dev/null || :
+        else for t in $(legacy_tables "$fam"); do "$(ipt "$fam" save)" -t "$t" 2>/dev/null || :; done
+        fi
+    done | sed -n -e '/KUBELET-CANARY/d' -e '/IPTABLES-HINT/d' -e '/KUBE-/p'
 }
 

@@ -241,8 +241,19 @@ nft_holds() {
     for f in $wanted; do nft_intact "$f" || return 1; done
 }
 
-# Our tables as the kernel lists them.
-nft_list() { for f in $NFT_FAMILIES; do nft list table "$f" kube-proxy 2>/dev/null || :; done; }
+# Our tables as the kernel lists them. Fails if one is there that cannot be listed: it would be taken for one that is not.
+nft_list() {
+    nft list tables >"$work/tables" 2>"$work/err" || return 1
+    while read -r _ f t; do
+        case $f/$t in ip/kube-proxy | ip6/kube-proxy) nft list table "$f" kube-proxy 2>"$work/err" || return 1 ;; esac
+    done <"$work/tables"
+}
+
+# The same as facts, in $work/nft.actual.
+nft_read() {
+    nft_list >"$work/nft.listing" && nft_facts <"$work/nft.listing" >"$work/nft.actual" && return 0
+    die 4 "the kernel's tables cannot be read, nothing was changed: $(cat "$work/err")"
+}
 
 # A listing on stdin as facts, one a line, tab separated: family, kind of object, name, and
 #   H and its attributes    R and a rule, in order    E and an element
@@ -517,10 +528,11 @@ nft_base=
 nftables_read() {
     has nft || return 0
     if [ -z "$verify" ] && nft_is_recorded; then nft_base=recorded
-    elif nft_tables_exist; then nft_base=listed
-    else nft_base=empty
+    else
+        nft_read
+        nft_base=empty
+        [ ! -s "$work/nft.listing" ] || nft_base=listed
     fi
-    [ "$nft_base" != listed ] || nft_list | nft_facts >"$work/nft.actual"
 }
 
 nftables_preflight() {
@@ -564,10 +576,10 @@ nft_probe() {
 nftables_compare() {
     rm -rf "$work/nft" "$work/plan.4" "$work/plan.6"
     mkdir "$work/nft"
-    nft_file_facts "$bundle/nftables.nft" >"$work/nft.file"
+    nft_file_facts "$bundle/nftables.nft" >"$work/nft.file" || die 3 "nftables.nft cannot be read (is ${TMPDIR:-/tmp} full?)"
     case $nft_base in
         recorded)
-            nft_file_facts "$(recorded_bundle)/nftables.nft" >"$work/nft.actual"
+            nft_file_facts "$(recorded_bundle)/nftables.nft" >"$work/nft.actual" || die 3 "the recorded bundle cannot be read (is ${TMPDIR:-/tmp} full?)"
             nft_diff "$work/nft.actual" "$work/nft.file"
             ;;
         listed)
@@ -586,8 +598,11 @@ nftables_compare() {
             ;;
         *) nft_diff /dev/null "$work/nft.file" ;;
     esac || die 3 "the comparison of rules failed (is ${TMPDIR:-/tmp} full?)"
+    families=$(nft_families_of "$bundle/nftables.nft") || die 3 "nftables.nft cannot be read"
     for f in $NFT_FAMILIES; do
-        if ! nft_families_of "$bundle/nftables.nft" | grep -q -x "$f" && [ -n "$(nft_marker "$f")" ]; then printf 'leave\t%s\n' "$f" >>"$work/nft/todo"; fi
+        stays=
+        for each in $families; do [ "$each" != "$f" ] || stays=1; done
+        if [ -z "$stays" ] && [ -n "$(nft_marker "$f")" ]; then printf 'leave\t%s\n' "$f" >>"$work/nft/todo"; fi
     done
     nft_write "$work/nft/todo" "$bundle/nftables.nft" "$work/nft" || die 3 "the plan could not be written (is ${TMPDIR:-/tmp} full?)"
 }
@@ -612,8 +627,7 @@ nftables_commit() {
     # The kernel may not be what was recorded after all. A listing tells.
     cp "$work/refused" "$work/first"
     nft_base=listed
-    nft_list | nft_facts >"$work/nft.actual"
-    if (nftables_compare) >/dev/null 2>&1 && nft_carry_out; then return 0; fi
+    if (nft_read && nftables_compare) >/dev/null 2>&1 && nft_carry_out; then return 0; fi
     mv "$work/first" "$work/refused"
     return 1
 }
@@ -663,7 +677,7 @@ nftables_reread() {
 
 # Everything of ours that the kernel holds, as lines; different whenever any of it is.
 nftables_glimpse() {
-    nft_list | nft_facts
+    for f in $NFT_FAMILIES; do nft list table "$f" kube-proxy 2>/dev/null || :; done | nft_facts
     nftables_markers
 }
 

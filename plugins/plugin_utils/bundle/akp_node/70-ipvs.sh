@@ -672,11 +672,61 @@ ipvs_report() {
 
 ipvs_details() {
     iptables_details
-    [ ! -s "$work/plan.ipvs/detail" ] || awk -F '\t' "$AWK_QUOTE"'{
+    [ -s "$work/plan.ipvs/detail" ] || return 0
+    listed=$bundle/services.jsonl
+    [ -e "$listed" ] || listed=/dev/null
+    awk -F '\t' "$AWK_QUOTE"'
+    # Which Service has this frontend, "proto ip:port", this node port, or else this address?
+    function service_of(proto, at,   ip, port) {
+        if ((proto " " at) in front) return front[proto " " at]
+        ip = port = at
+        sub(/.*:/, "", port)
+        sub(/:[0-9]+$/, "", ip)
+        if ((proto " " port) in front) return front[proto " " port]
+        return address(ip)
+    }
+    function address(ip) { gsub(/[][]/, "", ip); return ip in at_ip ? at_ip[ip] : "" }
+    function entry_of(entry,   part, n) {
+        n = split(entry, part, ",")
+        if (n < 2) return n == 1 ? address(entry) : ""
+        if (split(part[2], port, ":") < 2) return address(part[1])
+        return service_of(port[1], (part[1] ~ /:/ ? "[" part[1] "]" : part[1]) ":" port[2])
+    }
+    function who(   word) {
+        if ($2 == "ipset") return entry_of($5)
+        if ($2 == "address") { ip = $5; sub(/\/.*/, "", ip); return address(ip) }
+        if (split($3, word, " ") < 2) return ""
+        return service_of(word[1] == "-t" ? "tcp" : word[1] == "-u" ? "udp" : "sctp", word[2])
+    }
+    FILENAME == ARGV[1] {
+        n = split($0, word, "\"")
+        for (i = 2; i < n; i += 2) {
+            value = word[i]
+            if (word[i + 1] ~ /^:/) {
+                key = value
+                if (key == "nodePort") { split(word[i + 1], number, /[^0-9]+/); front[proto " " number[2]] = name }
+            } else if (key == "service") name = value
+            else if (key == "port") name = name ":" value
+            else if (key == "protocol") proto = value
+            else if (key == "clusterIP" || key ~ /ndpoints$/) {
+                if (key == "clusterIP") { common = value; sub(/.*:/, "", common) }
+                if (!((proto " " value) in front)) front[proto " " value] = name
+                sub(/:[0-9]+$/, "", value)
+                gsub(/[][]/, "", value)
+                if (!(value in at_ip)) at_ip[value] = name
+            } else if (key ~ /IPs$/) {
+                front[proto " " (value ~ /:/ ? "[" value "]" : value) ":" common] = name
+                if (!(value in at_ip)) at_ip[value] = name
+            }
+        }
+        next
+    }
+    {
         printf ", {\"kind\": \"%s\", \"table\": \"%s\", \"name\": %s", $1, $2, quote($3)
+        if ((service = who()) != "") printf ", \"service\": %s", quote(service)
         if ($5 != "") printf ", \"value\": %s", quote($5)
         printf "}"
-    }' "$work/plan.ipvs/detail"
+    }' "$listed" "$work/plan.ipvs/detail"
 }
 
 # Markers and jumps, the device, all sets, and as many virtual servers as there should be.

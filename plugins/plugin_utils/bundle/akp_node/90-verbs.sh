@@ -184,6 +184,7 @@ verb_status() {
     printf '"kept": [%s], ' "$([ ! -f "$STATE/history" ] || awk '{ printf "%s\"%s\"", (NR > 1 ? ", " : ""), $2 }' "$STATE/history")"
     confirm_status
     if [ "$drift" != null ]; then
+        [ "$drift" -eq 0 ] || printf '"since": {"generation": "%s", "appliedAt": %d}, ' "$generation" "$(recorded time)"
         printf '"drift": %d, "differences": [%s], ' "$drift" "$(
             {
                 "${mode}_details"
@@ -401,6 +402,7 @@ main() {
         case $1 in
             --verify) verify=1 ;;
             --services) services=1 ;;
+            --unsigned) unsigned=1 ;;
             --dry-run) dry_run=1 ;;
             --max-removed) [ $# -gt 1 ] || die 2 "--max-removed needs a number"; max_removed=$2; shift ;;
             --confirm-within) confirm_within=${2:-x}; [ $# -lt 2 ] || shift ;;
