@@ -84,9 +84,11 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
     # Before anything starts a thread: it forks.
     carrier = Carrier(inventory, detach)
     try:
+        from ..bundle.release import SigningFailed
         from ..cluster.access import Access, InvalidAccess
         from ..cluster.api import ApiError, connect
         from ..cluster.watch import Watch
+        from ..controller.consent import Consent, NoConsent
         from ..controller.directory import WorkDirectory
         from ..controller.follow import Follower, Locked
 
@@ -100,10 +102,14 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
             carrier,
             directory,
             choices=_choices,
+            consent=Consent(directory.path / "approved.json", settings),
             cluster=cluster,
             textfile=Path(textfile).expanduser() if textfile else None,
             say=_say_json if json_lines else _say_text,
         )
+    except NoConsent as error:
+        carrier.close(0)
+        raise UsageError(str(error)) from error
     except BaseException:
         carrier.close(0)
         raise
@@ -113,7 +119,7 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
     try:
         with watch:
             follower.run()
-    except (ApiError, CarrierGone, InvalidAccess, Locked) as error:
+    except (ApiError, CarrierGone, InvalidAccess, Locked, SigningFailed) as error:
         print(f"akp watch: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidAccess | Locked) else 1
     return 0

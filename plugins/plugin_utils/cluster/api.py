@@ -245,11 +245,17 @@ class Api:
         self._sleep(min(delay, LONGEST_DELAY))
 
     def watch(
-        self, resource: Resource, resource_version: str, seconds: float, grace: float = 10.0
+        self,
+        resource: Resource,
+        resource_version: str,
+        seconds: float,
+        grace: float = 10.0,
+        opened: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """(type, object) of every event after a resourceVersion, bookmarks included, until the time is over.
 
-        A server that neither says anything nor ends the watch in time, and some, is taken for gone.
+        A server that neither says anything nor ends the watch in time, and some, is taken for gone. `opened` is called
+        once the server has agreed.
         """
         query = [
             *resource.selectors,
@@ -263,6 +269,7 @@ class Api:
             with self._transport.stream(url, seconds + grace) as (status, lines):
                 if status != 200:
                     raise refusal(self.url, resource, "watch", status, b"".join(lines))
+                opened()
                 for line in lines:
                     event = json.loads(line)
                     if event["type"] == "ERROR":

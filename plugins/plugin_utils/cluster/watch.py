@@ -244,13 +244,12 @@ class Watch:
         api: Api | None = None
         try:
             api = self._wire.api()
-            for event, obj in api.watch(resource, version, self._seconds, self._grace):
-                self._well(resource.name)
+            well = partial(self._well, resource.name)
+            for event, obj in api.watch(resource, version, self._seconds, self._grace, well):
                 if event != "BOOKMARK":
                     entry = None if event == "DELETED" else read_object(obj, resource.kind, resource.api_version)
                     self._put(resource.kind, obj, entry)
                 version = str((obj.get("metadata") or {}).get("resourceVersion") or version)
-            self._well(resource.name)
         except Expired:
             return ""
         except (ApiError, InvalidAccess) as error:

@@ -23,6 +23,7 @@ from typing import Any
 
 from ..backends.state import delta
 from ..bundle.archive import archive
+from ..bundle.release import DeltaEntry
 from ..bundle.write import delta_parts, sealed, write_bundle
 from ..cluster.access import InvalidAccess
 from ..cluster.api import ApiError
@@ -30,6 +31,7 @@ from ..cluster.watch import Update, Watch
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import RefusedVips
 from .carrier import Carrier, CarrierGone
+from .consent import Consent
 from .desired import Choices, Desired
 from .directory import WorkDirectory
 from .freshness import Freshness
@@ -88,12 +90,14 @@ class Follower:
         directory: WorkDirectory,
         *,
         choices: Callable[[Mapping[str, Any]], Choices],
+        consent: Consent,
         cluster: str = "default",
         textfile: Path | None = None,
         say: Say,
     ) -> None:
         self._watch, self._carrier, self._directory = watch, carrier, directory
         self._choices_of = choices
+        self._consent = consent
         self._say = say
         self._cluster, self._textfile = cluster, textfile
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -239,15 +243,17 @@ class Follower:
         """What every host shall have now; those for which that changed get it."""
         if self._desired is None or self._update is None:
             return
+        snapshot, waiting = self._consent.allowed(self._update.snapshot)
         try:
-            self._desired.update(self._update.snapshot)
+            self._desired.update(snapshot)
         except RefusedVips as error:
             self._say("refused", problem="; ".join(str(error).splitlines()))
             return
-        if self._desired.warnings != self._warnings:
-            self._warnings = self._desired.warnings
-            for warning in self._warnings:
+        warnings = waiting + self._desired.warnings
+        for warning in warnings:
+            if warning not in self._warnings:
                 self._say("warning", problem=warning)
+        self._warnings = warnings
         for host in self._hosts.values():
             self._want(host, change)
         if change is not None and change.hosts == 0 and self._settled:
@@ -403,10 +409,13 @@ class Follower:
             else:
                 file = self._directory.path / "deltas" / host.node
                 file.parent.mkdir(mode=0o700, exist_ok=True)
-                file.write_bytes(archive(sealed(delta_parts(change, wanted))[1]))
+                digest, files = sealed(delta_parts(change, wanted))
+                files += self._consent.signed(DeltaEntry(wanted.node, change.base, change.generation, digest))
+                file.write_bytes(archive(files))
                 arguments["delta"] = str(file)
         if need is Need.BUNDLE:
             write_bundle(wanted, self._directory.bundles / host.node)
+            self._consent.lay_down(self._directory.bundles / host.node)
         host.sending(need)
         self._pushing += 1
         self._carrier.submit(host.name, arguments)
@@ -418,6 +427,8 @@ class Follower:
         if self._refresh_wanted and now >= self._refresh_at:
             self._refresh_wanted, self._refresh_at = False, now + REFRESH_SECONDS
             self._carrier.refresh()
+        if self._consent.renewed and self._update is not None and self._desired is not None:
+            self._recompute(Change("what was approved", time.time(), ()))
         if now >= self._trouble_at:
             self._trouble_at = now + TROUBLE_SECONDS
             trouble = self._watch.trouble

@@ -1,0 +1,83 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What may be pushed as the cluster changes, without a plan that somebody approved, and in whose name.
+
+With kube_proxy_approval=frontends, Services are those of the last plan that was approved, endpoints those of now. Where
+nodes want signatures, what is pushed is signed with kube_proxy_signing_key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..bundle.manifest import FILE as MANIFEST
+from ..bundle.release import FILE, DeltaEntry, Entry, new_release, sign, signature_names, write_release
+from ..cluster.record import read_record, snapshot_of
+from ..cluster.snapshot import Service, Snapshot
+
+# What is signed for one push need not be good for long.
+_SIGNED_SECONDS = 3600
+
+
+class NoConsent(Exception):
+    """The settings leave nothing that could be pushed without a plan."""
+
+
+class Consent:
+    """What nobody needs to be asked for."""
+
+    def __init__(self, approved: Path, settings: Mapping[str, Any]) -> None:
+        self._approved = approved
+        self._policy = str(settings.get("approval") or "none")
+        self._cluster = str(settings.get("cluster_name") or "default")
+        key = settings.get("signing_key")
+        self._key = Path(str(key)).expanduser() if key else None
+        self._stamp = 0
+        self._services: tuple[Service, ...] = ()
+        if self._policy == "all":
+            raise NoConsent(
+                "kube_proxy_approval is all: every change needs an approved plan, so nothing is pushed here"
+            )
+        if self._policy == "frontends" and not approved.exists():
+            raise NoConsent(
+                f"kube_proxy_approval is frontends, and {approved} is not there: run plan_services, have the plan "
+                "approved and follow it with sync_services first; endpoints are then pushed from here"
+            )
+
+    @property
+    def renewed(self) -> bool:
+        """Whether another plan was approved since `allowed` was called."""
+        return self._policy == "frontends" and self._approved.stat().st_mtime_ns != self._stamp
+
+    def allowed(self, snapshot: Snapshot) -> tuple[Snapshot, tuple[str, ...]]:
+        """The cluster as far as it may be pushed, and what waits for approval."""
+        if self._policy != "frontends":
+            return snapshot, ()
+        stamp = self._approved.stat().st_mtime_ns
+        if stamp != self._stamp:
+            self._services, self._stamp = snapshot_of(read_record(self._approved)).services, stamp
+        then = {(each.namespace, each.name): each for each in self._services}
+        now = {(each.namespace, each.name): each for each in snapshot.services}
+        differing = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+        waiting = tuple(f"Service/{namespace}/{name} waits for approval" for namespace, name in differing)
+        return dataclasses.replace(snapshot, services=self._services), waiting
+
+    def signed(self, entry: Entry | DeltaEntry) -> list[tuple[str, bytes]]:
+        """The files that go with a bundle or delta to a node that wants signatures."""
+        if self._key is None:
+            return []
+        bundles = [entry] if isinstance(entry, Entry) else []
+        deltas = [entry] if isinstance(entry, DeltaEntry) else []
+        text = new_release(self._cluster, _SIGNED_SECONDS, bundles, deltas).text()
+        return [(FILE, text.encode()), (signature_names(1)[0], sign(text, self._key).encode())]
+
+    def lay_down(self, directory: Path) -> None:
+        """Put the signature beside a bundle."""
+        if self._key is not None:
+            manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            files = self.signed(Entry(manifest["node"], manifest["generation"], manifest["digest"]))
+            write_release(directory, files[0][1].decode(), [files[1][1].decode()])
