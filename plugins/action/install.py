@@ -85,6 +85,8 @@ class ActionModule(RemoteAction):
             raise AnsibleActionFail(str(answer["error"]))
         result: dict[str, Any] = {"changed": bool(answer["files"]), "files": answer["files"]}
         if answer["files"] and self._task.diff:
-            sign = "+" if here else "-"
-            result["diff"] = {"prepared": "".join(f"{sign} {path}\n" for path in answer["files"])}
+            gone = {each["path"] for each in options["files"] if not here or each["state"] == "absent"}
+            gone |= set() if here else {options["install_path"]}
+            lines = [f"{'-' if path in gone else '+'} {path}\n" for path in answer["files"]]
+            result["diff"] = {"prepared": "".join(lines)}
         return result
