@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bundle.manifest import FILE
 from ..bundle.program import PROGRAM
@@ -22,9 +22,6 @@ from ..cluster.files import UnreadableFile, documents
 from ..cluster.record import peek
 from .directory import WorkDirectory, read_json, write_json
 from .push import program_digest
-
-if TYPE_CHECKING:
-    from ..cluster.snapshot import Node, Snapshot
 
 # What of a node's answer can change its rules.
 _FACTS = ("addresses", "capabilities", "cpus", "kernel", "tcpBeLiberal")
@@ -46,6 +43,7 @@ class Outcome:
     """What became of the targets, by host."""
 
     generations: dict[str, str] = dataclasses.field(default_factory=dict)
+    nodes: dict[str, str] = dataclasses.field(default_factory=dict)  # names of Nodes
     counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     stale: list[str] = dataclasses.field(default_factory=list)  # hosts that need their bundle
     written: list[str] = dataclasses.field(default_factory=list)  # nodes whose bundle was written
@@ -143,31 +141,33 @@ def _render(
     outcome: Outcome,
 ) -> None:
     # Here and not above: a run without news never comes this far, and the engine takes a while to import.
-    from .. import backends
     from ..bundle.write import write_bundle
     from ..cluster.record import read_record, snapshot_of
-    from ..proxy.config import parse_config, with_schedulers
-    from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
-    from ..proxy.policy import under_policy, vip_policy
-    from ..proxy.view import ClusterView
+    from ..proxy.facts import InvalidFacts, UnusableNode
+    from .desired import Choices, Desired
     from .guard import Frontends
 
-    parsed = with_schedulers(parse_config(config), schedulers.services, annotations=schedulers.annotations)
     snapshot = snapshot_of(read_record(snapshot_file))
-    policy = vip_policy(vips.action, vips.external_ips, vips.load_balancer_ips)
-    snapshot, warnings = under_policy(snapshot, parsed, policy)
-    outcome.warnings = index.warnings = warnings
+    settings = {
+        "compat": compat,
+        "schedulers": schedulers.services,
+        "scheduler_annotations": schedulers.annotations,
+        "vip_policy": vips.action,
+        "external_ip_cidrs": vips.external_ips,
+        "load_balancer_cidrs": vips.load_balancer_ips,
+    }
+    desired = Desired(Choices.of(config, settings))
+    desired.update(snapshot)
+    outcome.warnings = index.warnings = desired.warnings
     frontends = Frontends(directory.frontends)
     outcome.problems = index.problems = tuple(str(problem) for problem in snapshot.problems)
     outcome.ignored = index.ignored = dict(snapshot.ignored)
     index.complete = True
-    renderer = backends.renderer(parsed, compat)
-    cluster = ClusterView(snapshot, parsed)
     if work is None:
         work = [Target(node.name, node.name, None, "") for node in snapshot.nodes]
     for each in work:
         try:
-            state = renderer.state(cluster.node_view(node_facts(_node(snapshot, each), each.facts)))
+            state = desired.state(each.node, each.facts)
         except (UnusableNode, InvalidFacts) as error:
             outcome.errors[each.host] = str(error)
             outcome.stale.append(each.host)
@@ -184,23 +184,10 @@ def _render(
 
 def _conclude(outcome: Outcome, each: Target, generation: str, counts: dict[str, int]) -> None:
     outcome.generations[each.host] = generation
+    outcome.nodes[each.host] = each.node
     outcome.counts[each.host] = counts
     if generation != each.current:
         outcome.stale.append(each.host)
-
-
-def _node(snapshot: Snapshot, each: Target) -> Node:
-    node = snapshot.node(each.node)
-    if node is None:
-        names = [known.name for known in snapshot.nodes]
-        shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        from ..proxy.facts import UnusableNode
-
-        raise UnusableNode(
-            f"the cluster has no Node {each.node}; it has {shown or 'none'}. If host and Node have different names, "
-            "set kube_proxy_node_name for the host"
-        )
-    return node
 
 
 def _written(directory: Path) -> str:
