@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import approval
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
@@ -20,6 +21,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.ba
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
     Stopwatch,
+    WorkDirectory,
     read_json,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends, refuse_shrinkage
@@ -59,6 +61,10 @@ class ActionModule(ControlAction):
         "load_balancer_cidrs": {"type": "list", "elements": "str"},
         "plan": {"type": "path"},
         "plan_digest": {"type": "str"},
+        "approval": {"type": "str", "default": "none", "choices": ["none", "frontends", "all"]},
+        "allowed_signers": {"type": "path"},
+        "signatures": {"type": "int", "default": 1},
+        "signing_key": {"type": "path", "no_log": False},
     }
     VARIABLES: ClassVar[dict[str, str]] = {
         "snapshot": "kube_proxy_snapshot",
@@ -74,8 +80,12 @@ class ActionModule(ControlAction):
         "load_balancer_cidrs": "kube_proxy_load_balancer_cidrs",
         "plan": "kube_proxy_plan",
         "plan_digest": "kube_proxy_plan_digest",
+        "approval": "kube_proxy_approval",
+        "allowed_signers": "kube_proxy_allowed_signers",
+        "signatures": "kube_proxy_signatures",
+        "signing_key": "kube_proxy_signing_key",
     }
-    RULES: ClassVar[dict[str, Any]] = {"required_together": [("plan", "plan_digest")]}
+    RULES: ClassVar[dict[str, Any]] = {"required_by": {"plan_digest": "plan"}}
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         """Render what is not known, write what is needed, and say who needs it."""
@@ -90,6 +100,9 @@ class ActionModule(ControlAction):
                 f"{snapshot}: has the digest {peek(snapshot) or 'of no snapshot'}, but {options['digest']} was asked "
                 "for: this is not the cluster that the other runs see"
             )
+        waiting: list[str] = []
+        if options["approval"] == "frontends" and not plan and not self.check:
+            snapshot, waiting = approval.approved_cluster(directory, snapshot)
         names = options["node_names"]
         targets = None
         if options["hosts"] is not None:
@@ -100,12 +113,20 @@ class ActionModule(ControlAction):
         outcome: Outcome = without_collection(
             lambda: render(directory, snapshot, config, targets, options["compat"], schedulers, vips)
         )
-        if plan:
-            _compare_with_plan(plan, options["plan_digest"], snapshot, outcome)
+        outcome.warnings += tuple(waiting)
+        approved = self._approved(plan, options)
+        if plan and approved:
+            _compare_with_plan(plan, approved, snapshot, outcome)
         steps = _steps(targets or (), outcome)
         frontends = Frontends(directory.frontends)
         refuse_shrinkage(frontends, steps, options["max_removed_percent"])
-        about = {"snapshot": peek(snapshot), "plan": options["plan_digest"]}
+        self._agreed(options, directory, approved, frontends, steps, outcome)
+        steps = _steps(targets or (), outcome)
+        about = {"snapshot": peek(snapshot)}
+        if approved:
+            about |= {"plan": approved.digest, "approvers": approved.approvers}
+            if not self.check:
+                approval.remember(directory, snapshot)
         directory.note("about", "localhost", about)
         if steps and not self.check:
             nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
@@ -139,6 +160,41 @@ class ActionModule(ControlAction):
             "seconds": round(times["ended"] - times["began"], 2),
         }
 
+    def _approved(self, plan: Path | None, options: Mapping[str, Any]) -> approval.Approval | None:
+        """The plan to follow, if enough have agreed to it."""
+        if plan is None:
+            return None
+        content = read_json(plan)
+        if content is None:
+            raise AnsibleActionFail(f"{plan}: there is no plan")
+        allowed = Path(options["allowed_signers"]).expanduser() if options["allowed_signers"] else None
+        digest = options["plan_digest"] or ""
+        return approval.approval_of(plan, content, digest, allowed, options["signatures"])
+
+    def _agreed(
+        self,
+        options: Mapping[str, Any],
+        directory: WorkDirectory,
+        approved: approval.Approval | None,
+        frontends: Frontends,
+        steps: Mapping[str, tuple[str, str]],
+        outcome: Outcome,
+    ) -> None:
+        """Leave out hosts whose change nobody agreed to, and lay the signatures beside the bundles of the others."""
+        if self.check:
+            return
+        nodes = {host: directory.bundles / outcome.nodes[host] for host in steps}
+        if approved:
+            outcome.errors.update(approval.uncovered(approved, nodes))
+        else:
+            outcome.errors.update(approval.unapproved(options["approval"], frontends, steps))
+        good = [each for host, each in nodes.items() if host not in outcome.errors]
+        if approved and approved.text:
+            approval.lay_down(approved.text, approved.signatures, good)
+        elif options["signing_key"]:
+            cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
+            approval.sign_for(cluster, good, Path(options["signing_key"]).expanduser())
+
     def _run(self, changing: list[str]) -> dict[str, Any]:
         """What the play that changes nodes has to know before it has any of them."""
         batches = self.task_vars.get("kube_proxy_batches")
@@ -158,13 +214,11 @@ def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, 
     }
 
 
-def _compare_with_plan(path: Path, digest: str, snapshot: Path, outcome: Outcome) -> None:
+def _compare_with_plan(path: Path, approved: approval.Approval, snapshot: Path, outcome: Outcome) -> None:
     """What was approved is what will be applied, or nothing is."""
-    plan = read_json(path)
-    if plan is None:
-        raise AnsibleActionFail(f"{path}: there is no plan")
-    if plan_digest(plan) != digest:
-        raise AnsibleActionFail(f"{path}: its digest is {plan_digest(plan)}, but {digest} was approved")
+    plan = read_json(path) or {}
+    if plan_digest(plan) != approved.digest:
+        raise AnsibleActionFail(f"{path}: its digest is {plan_digest(plan)}, but {approved.digest} was approved")
     if plan.get("snapshot") != peek(snapshot):
         raise AnsibleActionFail(f"{snapshot}: is not the cluster that the plan was made for; make a new plan")
     for host, generation in outcome.generations.items():

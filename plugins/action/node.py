@@ -68,6 +68,7 @@ class ActionModule(RemoteAction):
         "install": {"type": "bool", "default": False},
         "install_path": {"type": "str", "default": INSTALLED},
         "state_dir": {"type": "str", "default": STATE_DIR},
+        "keep": {"type": "int", "default": 0},
         "command": {"type": "str"},
     }
     VARIABLES: ClassVar[dict[str, str]] = {
@@ -80,6 +81,7 @@ class ActionModule(RemoteAction):
         "install": "kube_proxy_install",
         "install_path": "kube_proxy_install_path",
         "state_dir": "kube_proxy_state_dir",
+        "keep": "kube_proxy_keep",
         "command": "kube_proxy_command",
     }
 
@@ -94,6 +96,7 @@ class ActionModule(RemoteAction):
             installed=options["install_path"],
             state_dir=options["state_dir"],
             only_installed=options["install"],
+            keep=options["keep"],
         )
         phase = "ask" if options["state"] == "gathered" else "push"
         watch = Stopwatch()
@@ -193,7 +196,12 @@ class ActionModule(RemoteAction):
         intact = status.get("state") == "applied" and not status.get("drift")
         if intact and there == wanted and not answered.get("oldProgram"):
             return {"changed": False, "node": self._name, "generation": wanted, "previous": there}
-        arguments = ["check" if self.check else "apply", "--verify", "--node", str(manifest["node"])]
+        arguments = [
+            *(["check", "--unsigned"] if self.check else ["apply"]),
+            "--verify",
+            "--node",
+            str(manifest["node"]),
+        ]
         arguments += ["--max-removed", str(self._options["max_removed_percent"])]
         # The node can tell which service ports change; if it has none yet, we know without asking.
         if there is not None:

@@ -4,19 +4,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.approval import plan_text, write_plan
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import write_json
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.freshness import Freshness, note_run
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import (
-    plan_of,
-    plan_snapshot,
-    summarise,
-)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import plan_of, summarise
 
 
 class ActionModule(ControlAction):
@@ -72,10 +68,9 @@ class ActionModule(ControlAction):
         if options["write_plan"]:
             path = Path(options["plan"]).expanduser() if options["plan"] else directory.plan
             snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
-            plan = plan_of(notes, peek(snapshot))
-            # The cluster as it was approved; by the time the plan is followed there may be a newer one.
-            shutil.copy(snapshot, plan_snapshot(path))
-            write_json(path, plan, indent=1)
-            lines += [f"plan: {path}", f"digest: {plan['digest']}"]
+            content = plan_of(notes, peek(snapshot))
+            cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
+            plan = write_plan(path, content, snapshot, cluster, directory, [*plan_text(content), *lines])
+            lines += [f"plan: {path}", f"digest: {plan['digest']}", f"it is signed with: akp approve {path} --key KEY"]
             result |= {"plan": str(path), "plan_digest": plan["digest"]}
         return {**result, "lines": lines}

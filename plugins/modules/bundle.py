@@ -100,8 +100,8 @@ options:
     elements: str
   plan:
     description:
-      - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest) and what was
-        computed now is what it says.
+      - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest), or enough
+        signatures of O(allowed_signers), and what was computed now is what it says.
       - If not given, the variable C(kube_proxy_plan) holds.
     type: path
   plan_digest:
@@ -109,6 +109,31 @@ options:
       - The digest of the plan that was approved.
       - If not given, the variable C(kube_proxy_plan_digest) holds.
     type: str
+  approval:
+    description:
+      - Which changes need a plan. V(none) needs one for nothing. V(frontends) lets endpoints come and go; whatever else
+        changes in Services waits, and the Services of the last plan that was followed hold until then. V(all) needs one
+        for everything.
+      - If not given, the variable C(kube_proxy_approval) holds.
+    type: str
+    choices: [none, frontends, all]
+    default: none
+  allowed_signers:
+    description:
+      - Whose signatures of a plan count, in the form of C(ssh-keygen -Y). The signer C(automation) never does.
+      - If not given, the variable C(kube_proxy_allowed_signers) holds.
+    type: path
+  signatures:
+    description:
+      - How many approvers have to sign a plan.
+      - If not given, the variable C(kube_proxy_signatures) holds.
+    type: int
+    default: 1
+  signing_key:
+    description:
+      - An SSH key that signs what is sent to nodes without a plan, for nodes that take nothing unsigned.
+      - If not given, the variable C(kube_proxy_signing_key) holds.
+    type: path
 seealso:
   - module: agentless.kube_proxy.snapshot
   - module: agentless.kube_proxy.node

@@ -16,7 +16,7 @@ from ..cluster.files import UnreadableFile
 from ..proxy.config import InvalidConfig
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import InvalidPolicy, RefusedVips
-from . import diff, ledger, names, program, publish, render, watch
+from . import approve, diff, ledger, names, program, publish, render, watch
 from .console import UsageError
 
 _EPILOG = """\
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"akp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (render, watch, publish, diff, names, ledger, program):
+    for command in (render, watch, publish, diff, names, approve, ledger, program):
         command.add_parser(commands)
     return top
 

@@ -30,6 +30,7 @@ EXPECTED = {
     "UnknownBackend",
     "UnreadableBundle",
     "UnreadableFile",
+    "NotApproved",
     "OSError",
 }
 

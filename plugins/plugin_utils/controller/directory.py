@@ -10,6 +10,7 @@
     plan.json         what a run in check mode would do
     frontends/        what each generation serves, to tell what a change means before it is made
     ledger.jsonl      what was done to which node
+    approved.json     the cluster of the last plan that was approved and followed
 
 Runs may share one at the same time if each has hosts of its own and all are given the same snapshot; otherwise each run
 needs its own. Clusters each have their own.
@@ -42,6 +43,7 @@ class WorkDirectory:
         self.plan = path / "plan.json"
         self.frontends = path / "frontends"
         self.ledger = path / "ledger.jsonl"
+        self.approved = path / "approved.json"
 
     def make(self) -> WorkDirectory:
         """Make it; only its owner may look into it."""

@@ -18,6 +18,7 @@
 #   State directory     lock, record, what was there before
 #   Sysctls, counters   set if different, and put back
 #   Releases            signed by whom, for which node, how old
+#   Automation          changes of endpoints that need no approver
 #   iptables: host      flavour, families, reading tables
 #   iptables: plan      what differs, as restore files
 #   iptables: commit    stage, switch, undo

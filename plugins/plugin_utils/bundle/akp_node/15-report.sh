@@ -34,6 +34,7 @@ Options
   --max-removed PERCENT
                apply, check, rollback: refuse if more of the service ports would go away
   --jitter S   pull: wait first, between 0 and S seconds, for each node its own time
+  --unsigned   check: look at a bundle that nobody has signed yet
   --dry-run    rollback, cleanup, pull: say what would be done; change nothing
   --known KEY  ask: leave out the facts if this is still the key that they came with
   --help, --version
@@ -42,7 +43,7 @@ Environment
   AKP_STATE      state directory, default /var/lib/akp
   AKP_ETC        settings (node.conf) and allowed signers, default /etc/akp
   AKP_LOCK_WAIT  seconds to wait for another run, default 30
-  AKP_KEEP       bundles kept for rollback, default 3
+  AKP_KEEP       bundles kept for rollback, default 3, or keep in node.conf
   AKP_MAX_BUNDLE megabytes that a bundle on stdin may have unpacked, default 256
   AKP_IPTABLES   nft or legacy, where the host does not tell by itself
   AKP_ACCEPT_PORTS  ports a bundle may accept for health checks, default 1024-65535

@@ -178,7 +178,7 @@ take_release() {
     have=$(recorded generation)
     if [ "$have" = "$wanted" ]; then
         # Nothing new, signed anew.
-        count_signers
+        count_signers same
         if [ -z "$dry_run" ]; then
             lock
             check_age

@@ -1,0 +1,89 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""akp approve: read a plan, and sign it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from pathlib import Path
+
+from ..bundle.release import InvalidRelease, SigningFailed, parse_release, sign
+from ..controller.approval import plan_file, signatures, signers
+from ..controller.directory import read_json
+from ..controller.report import plan_digest
+from .console import UsageError
+
+_DESCRIPTION = """\
+Shows what a plan of the playbook plan_services would do and asks whether to sign it. The signature lies beside the
+plan; once there are enough of them, sync_services follows the plan, and the nodes verify the same signatures.
+The same by hand: ssh-keygen -Y sign -n akp-release -f KEY PLAN.release
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command line of approve."""
+    parser = commands.add_parser(
+        "approve",
+        help="read a plan, and sign it",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the file that plan_services named")
+    parser.add_argument("--key", type=Path, metavar="KEY", help="an SSH key, or a public one if an agent has the other")
+    parser.add_argument("--yes", action="store_true", help="sign without asking")
+    parser.add_argument(
+        "--allowed-signers", type=Path, metavar="FILE", help="say as well who has signed it, according to this file"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show, ask, sign."""
+    text = _checked(args.plan)
+    told = plan_file(args.plan, "txt")
+    print(told.read_text(encoding="utf-8") if told.exists() else text, end="")
+    if args.key:
+        if not args.yes and not _asked():
+            print("not signed")
+            return 1
+        try:
+            signature = sign(text, args.key)
+        except SigningFailed as error:
+            raise UsageError(str(error)) from None
+        name = hashlib.sha256(signature.encode()).hexdigest()[:12]
+        file = plan_file(args.plan, f"release.{name}.sig")
+        file.write_text(signature, encoding="utf-8")
+        print(f"signed: {file}")
+    if args.allowed_signers:
+        who = signers(text, signatures(args.plan), args.allowed_signers)
+        print(f"signed by {len(who)}: {', '.join(who) or 'nobody'}")
+    return 0
+
+
+def _checked(path: Path) -> str:
+    """The text to sign, if the plan is what it was written as."""
+    plan = read_json(path)
+    if plan is None or plan.get("kind") != "Plan":
+        raise UsageError(f"{path}: is no plan")
+    if plan.get("digest") != plan_digest(plan):
+        raise UsageError(f"{path}: was changed, its digest does not fit")
+    file = plan_file(path, "release")
+    try:
+        text = file.read_text(encoding="utf-8")
+        release = parse_release(text)
+    except (OSError, InvalidRelease) as error:
+        raise UsageError(f"{file}: {error}") from None
+    if plan.get("release") != hashlib.sha256(text.encode()).hexdigest():
+        raise UsageError(f"{file}: is not the release that the plan names")
+    planned = {entry.get("node"): entry.get("generation") for entry in plan["hosts"].values() if entry.get("changed")}
+    if planned != {each.node: each.generation for each in release.bundles}:
+        raise UsageError(f"{file}: does not hold what the plan says")
+    return text
+
+
+def _asked() -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("nobody is there to be asked; sign with --yes once the plan was read")
+    return input("Sign it? [yes/no] ").strip() == "yes"

@@ -1,0 +1,249 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Who has to agree to what: plans with signatures, and changes of endpoints that need nobody.
+
+A plan lies in a few files: PLAN.json, what would be done; PLAN.snapshot.json, the cluster that it was computed from;
+PLAN.txt, the same for people; PLAN.release, the bundles that it comes to. Approvers sign the last one, and the nodes
+verify these very signatures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..bundle.compare import Change
+from ..bundle.manifest import FILE
+from ..bundle.release import NAMESPACE, Entry, Release, new_release, parse_release, sign, write_release
+from ..cluster.record import Record, peek, read_record
+from .directory import WorkDirectory, read_json, write_json
+from .guard import Frontends, shown
+from .report import diff_text, plan_digest, plan_snapshot
+
+AUTOMATION = "automation"  # signs what needs nobody's approval; never an approver
+POLICIES = ("none", "frontends", "all")
+VALID_FOR = 7 * 24 * 3600
+_SIGNED_FOR = 3600  # what is signed for one push need not be good for long
+
+
+class NotApproved(Exception):
+    """Something was to be done that too few have agreed to; the message says what, and what to do."""
+
+
+def plan_file(plan: Path, ending: str) -> Path:
+    """One of the files that belong to a plan."""
+    return plan.with_name(f"{plan.stem}.{ending}")
+
+
+def release_of(cluster: str, bundles: Iterable[Path], valid_for: float, notes: Iterable[str] = ()) -> Release:
+    """A release of bundles in directories."""
+    manifests = [json.loads((each / FILE).read_text(encoding="utf-8")) for each in bundles]
+    entries = [Entry(each["node"], each["generation"], each["digest"]) for each in manifests]
+    return new_release(cluster, valid_for, sorted(entries, key=lambda entry: entry.node), notes=notes)
+
+
+def signatures(plan: Path) -> list[str]:
+    """The signatures beside a plan, of whoever made them: PLAN.release.sig, PLAN.release.NAME.sig."""
+    release = plan_file(plan, "release")
+    return [each.read_text(encoding="utf-8") for each in sorted(release.parent.glob(f"{release.name}*.sig"))]
+
+
+def signers(text: str, found: Sequence[str], allowed: Path) -> list[str]:
+    """Whose good signatures of a text these are. Each counts once, automation does not count."""
+    who: dict[str, None] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for index, signature in enumerate(found):
+            file = Path(folder) / f"{index}.sig"
+            file.write_text(signature, encoding="utf-8")
+            principals = _keygen("find-principals", "-f", str(allowed), "-s", str(file)).splitlines()
+            name = principals[0].split(",")[0] if principals else ""
+            arguments = ("-f", str(allowed), "-I", name, "-n", NAMESPACE, "-s", str(file))
+            if name and name != AUTOMATION and _keygen("verify", *arguments, text=text):
+                who[name] = None
+    return list(who)
+
+
+def _keygen(*arguments: str, text: str = "") -> str:
+    """What ssh-keygen -Y says; empty if it does not agree."""
+    try:
+        done = subprocess.run(["ssh-keygen", "-Y", *arguments], input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotApproved("missing tool: ssh-keygen (package openssh-client), without it nothing is verified") from None
+    return done.stdout if done.returncode == 0 else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Approval:
+    """A plan that may be followed."""
+
+    digest: str
+    approvers: tuple[str, ...]
+    text: str = ""  # of the release
+    signatures: tuple[str, ...] = ()
+
+    @property
+    def release(self) -> Release | None:
+        """What was signed, if there is anything."""
+        return parse_release(self.text) if self.text else None
+
+
+def approval_of(plan: Path, content: Mapping[str, Any], digest: str, allowed: Path | None, wanted: int) -> Approval:
+    """Whether a plan was agreed to: by its digest, given by whoever runs this, or by signatures; or NotApproved."""
+    file = plan_file(plan, "release")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = content.get("release") or ""
+    if named != (hashlib.sha256(text.encode()).hexdigest() if text else ""):
+        raise NotApproved(f"{file}: is not the release that the plan names; make a new plan")
+    found = signatures(plan) if text else []
+    if allowed is None:
+        if not digest:
+            raise NotApproved(
+                f"{plan}: who agreed to it? Give the digest that was approved in kube_proxy_plan_digest, or the keys "
+                "of those who may sign in kube_proxy_allowed_signers"
+            )
+        return Approval(digest, (), text if found else "", tuple(found))
+    if not allowed.is_file():
+        raise NotApproved(f"{allowed}: there are no allowed signers")
+    who = signers(text, found, allowed)
+    if len(who) < wanted:
+        raise NotApproved(
+            f"{plan}: {len(who)} of {wanted} approvers have signed it ({', '.join(who) or 'nobody'}); it is signed "
+            f"with: akp approve {plan} --key KEY"
+        )
+    return Approval(digest or str(content.get("digest")), tuple(who), text, tuple(found))
+
+
+def uncovered(approval: Approval, bundles: Mapping[str, Path]) -> dict[str, str]:
+    """Hosts whose bundle is not the one that was signed, and why."""
+    release = approval.release
+    if release is None:
+        return {}
+    known = {each.node: each for each in release.bundles}
+    wrong = {}
+    for host, directory in bundles.items():
+        manifest = read_json(directory / FILE) or {}
+        entry = known.get(str(manifest.get("node")))
+        if entry is None or (entry.generation, entry.digest) != (manifest.get("generation"), manifest.get("digest")):
+            wrong[host] = "its bundle is not the one in the signed release; make a new plan"
+    return wrong
+
+
+def lay_down(text: str, found: Sequence[str], directories: Iterable[Path]) -> None:
+    """Put a release beside each of its bundles, for the nodes to verify."""
+    for each in directories:
+        write_release(each, text, found)
+
+
+def sign_for(cluster: str, directories: Sequence[Path], key: Path) -> None:
+    """Sign what is about to be pushed, with a key of the control host."""
+    if directories:
+        text = release_of(cluster, directories, _SIGNED_FOR).text()
+        lay_down(text, [sign(text, key)], directories)
+
+
+# -- without a plan
+
+
+def unapproved(policy: str, frontends: Frontends, steps: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Hosts whose change needs a plan, and why. What a node had already may be put back at any time."""
+    wrong: dict[str, str] = {}
+    if policy == "none":
+        return wrong
+    for host, (before, after) in steps.items():
+        old, new = frontends.name(before), frontends.name(after)
+        if before == after or (policy == "frontends" and old and old == new):
+            continue
+        told = shown([f"{each.action} {each.title}" for each in frontends.changes(old, new)], 5) if new else ""
+        why = f" ({told})" if policy == "frontends" and told else ""
+        wrong[host] = (
+            f"needs an approved plan{why}: run plan_services, have it approved, follow it with kube_proxy_plan"
+        )
+    return wrong
+
+
+def approved_cluster(directory: WorkDirectory, snapshot: Path) -> tuple[Path, list[str]]:
+    """The cluster with the Services that were approved and the endpoints of now, and what waits for approval."""
+    approved = directory.approved
+    if not peek(approved) or peek(approved) == peek(snapshot):
+        return snapshot, []
+    now, then = read_record(snapshot), read_record(approved)
+    waiting = _differences(_services(then), _services(now))
+    if not waiting:
+        return snapshot, []
+    lists = [each if each.kind != "Service" else _services_of(then) for each in now.lists]
+    effective = directory.path / "effective.json"
+    Record(tuple(lists), now.source).write(effective)
+    return effective, waiting
+
+
+def _services_of(record: Record) -> Any:
+    return next(each for each in record.lists if each.kind == "Service")
+
+
+def _services(record: Record) -> dict[str, str]:
+    found = {}
+    for item in _services_of(record).items:
+        metadata = json.loads(item)["metadata"]
+        found[f"{metadata.get('namespace')}/{metadata.get('name')}"] = item
+    return found
+
+
+def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    words = []
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            what = "is new" if name not in then else "is gone" if name not in now else "was changed"
+            words.append(f"Service/{name}: {what}, and waits for approval")
+    return words
+
+
+def write_plan(
+    path: Path, content: Mapping[str, Any], snapshot: Path, cluster: str, directory: WorkDirectory, told: Sequence[str]
+) -> dict[str, Any]:
+    """Write all files of a plan, and say what the plan itself came to be. Signatures of an earlier one go."""
+    changing = [each["node"] for each in content["hosts"].values() if each.get("changed")]
+    notes = [f"snapshot {content['snapshot']}"]
+    text = release_of(cluster, [directory.bundles / node for node in changing], VALID_FOR, notes).text()
+    plan = {**content, "release": hashlib.sha256(text.encode()).hexdigest()}
+    plan["digest"] = plan_digest(plan)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in path.parent.glob(f"{plan_file(path, 'release').name}*.sig"):
+        old.unlink()
+    # The cluster as it was approved; by the time the plan is followed there may be a newer one.
+    shutil.copy(snapshot, plan_snapshot(path))
+    plan_file(path, "release").write_text(text, encoding="utf-8")
+    plan_file(path, "txt").write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
+    write_json(path, plan, indent=1)
+    return plan
+
+
+def plan_text(content: Mapping[str, Any]) -> list[str]:
+    """What a plan would do, for those who are to approve it; what happens on many nodes is told once."""
+    hosts: dict[str, list[str]] = {}
+    for host, each in content["hosts"].items():
+        if each.get("changed"):
+            changes = [Change(**{**one, "details": tuple(one["details"])}) for one in each.get("changes") or ()]
+            texts = [diff_text([one], ()) for one in changes] or [diff_text((), (), ("rules of no Service",))]
+            for text in texts:
+                hosts.setdefault(text, []).append(host)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for text, found in hosts.items():
+        groups.setdefault(tuple(sorted(found)), []).append(text)
+    lines = []
+    for names, told in groups.items():
+        lines += [f"on {shown(names, 20)}:", *(f"  {line}" for text in told for line in text.splitlines())]
+    return lines or ["no node would change"]
+
+
+def remember(directory: WorkDirectory, snapshot: Path) -> None:
+    """From now on these Services are approved."""
+    staged = directory.approved.with_suffix(".new")
+    shutil.copy(snapshot, staged)
+    staged.replace(directory.approved)

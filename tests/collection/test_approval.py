@@ -1,0 +1,130 @@
+"""Plans, those who sign them, and what goes without: real keys, real nodes that verify them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.lab import Lab
+from tests.node.signing import new_key
+
+from .play import BIN, Run, playbook
+from .test_safety import entries, kernel
+from .test_sync import ALL, edited_shop
+
+NAMES = ("alice", "bob", "mallory", "automation")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Path]:
+    return {name: new_key(tmp_path / "keys", name) for name in NAMES}
+
+
+@pytest.fixture
+def signers(nodes: Lab, keys: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
+    """Nodes that want two approvers, and the same list on the control host."""
+    file = tmp_path / "allowed_signers"
+    trusted = [keys[name] for name in NAMES if name != "mallory"]
+    file.write_text("".join(f"{key.name} {key.with_suffix('.pub').read_text()}" for key in trusted))
+    for node in nodes.nodes:
+        conf = f"cluster shop\nnode {node.name}\nsignatures 2\n"
+        node.run(["sh", "-c", "mkdir -p /etc/akp; cat >/etc/akp/allowed_signers"], input=file.read_text())
+        node.run(["sh", "-c", "cat >/etc/akp/node.conf"], input=conf)
+    yield file
+    for node in nodes.nodes:
+        node.run(["rm", "-r", "/etc/akp"])
+
+
+def approve(plan: Path, key: Path) -> str:
+    argv = [str(BIN / "akp"), "approve", str(plan), "--key", str(key), "--yes"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def endpoint_more(shop: Path) -> None:
+    """Another pod of the catalog."""
+    file = shop / "catalog.yaml"
+    catalog = list(yaml.safe_load_all(file.read_text()))
+    for obj in catalog:
+        if obj["kind"] == "EndpointSlice" and obj["addressType"] == "IPv4":
+            obj["endpoints"].append({"addresses": ["10.244.2.99"], "nodeName": "n2", "conditions": {"ready": True}})
+    file.write_text(yaml.safe_dump_all(catalog))
+
+
+def planned(run: Run) -> Path:
+    (told,) = [each.result for each in run.of("summary") if "plan" in each.result]
+    return Path(told["plan"])
+
+
+def test_a_plan_needs_its_approvers_here_and_on_the_nodes(
+    nodes: Lab, inventory: Path, tmp_path: Path, keys: dict[str, Path], signers: Path
+) -> None:
+    variables: dict[str, Any] = {
+        "kube_proxy_cluster_name": "shop",
+        "kube_proxy_approval": "frontends",
+        "kube_proxy_allowed_signers": str(signers),
+        "kube_proxy_signatures": 2,
+        "kube_proxy_signing_key": str(keys["automation"]),
+    }
+    before = [kernel(node) for node in nodes.nodes]
+    first = playbook("sync-services", inventory, tmp_path, variables=variables, check=False)
+    assert "needs an approved plan (added kube-system/kube-dns:dns tcp IPv4" in first.output.replace(
+        "dns udp", "dns tcp"
+    )
+    plan = planned(playbook("plan-services", inventory, tmp_path, variables=variables))
+    assert "on n1, n2, n3:\n  + kube-system/kube-dns:dns udp IPv4\n" in approve(plan, keys["alice"])
+    approve(plan, keys["mallory"])
+    follow = {**variables, "kube_proxy_plan": str(plan)}
+    refused = playbook("sync-services", inventory, tmp_path, variables=follow, check=False)
+    assert "1 of 2 approvers have signed it (alice); it is signed with: akp approve" in refused.output
+    # Whoever has the control host can lower its own bar, but not that of the nodes.
+    lowered = {**follow, "kube_proxy_signatures": 1}
+    refused = playbook("sync-services", inventory, tmp_path, variables=lowered, check=False)
+    assert "the release has good signatures of 1 signers" in refused.output
+    assert [kernel(node) for node in nodes.nodes] == before
+    approve(plan, keys["bob"])
+    done = playbook("sync-services", inventory, tmp_path, variables=follow)
+    assert done.changed == dict.fromkeys(ALL, 1)
+    last = entries(tmp_path)[-1]
+    assert (sorted(last["approvers"]), last["plan"]) == (["alice", "bob"], json.loads(plan.read_text())["digest"])
+
+    # From now on pods come and go by themselves; Services wait.
+    shop = edited_shop(tmp_path / "shop")
+    endpoint_more(shop)
+    variables["kube_proxy_cluster_dir"] = str(shop)
+    moved = playbook("sync-services", inventory, tmp_path, variables=variables)
+    assert moved.changed == dict.fromkeys(ALL, 1)
+    assert "  Service/shop/new: is new, and waits for approval" in moved.summary
+    assert "  Service/shop/metrics: is gone, and waits for approval" in moved.summary
+    rules = kernel(nodes.node("n1"))
+    assert "10.244.2.99:8080" in rules
+    assert "shop/new" not in rules
+    assert "shop/metrics" in rules
+    again = playbook("sync-services", inventory, tmp_path, variables=variables)
+    assert again.changed == dict.fromkeys(ALL, 0)
+
+    # The key of the control host is good for endpoints only, whatever the control host is told.
+    careless = {**variables, "kube_proxy_approval": "none"}
+    refused = playbook("sync-services", inventory, tmp_path, variables=careless, check=False)
+    assert "signed by automation alone, which may change endpoints only" in refused.output
+    assert [kernel(nodes.node("n1"))] == [rules]
+
+
+def test_a_plan_that_was_changed_is_not_signed(inventory: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
+    plan = planned(playbook("plan-services", inventory, tmp_path))
+    argv = [str(BIN / "akp"), "approve", str(plan), "--key", str(keys["alice"]), "--yes"]
+    release = plan.with_name("plan.release")
+    good = release.read_text()
+    release.write_text(good.replace("bundle n1 ", "bundle n9 "))
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert (done.returncode, "is not the release that the plan names" in done.stderr) == (2, True)
+    release.write_text(good)
+    plan.write_text(plan.read_text().replace("shop/frontend", "shop/backend"))
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert (done.returncode, "was changed" in done.stderr) == (2, True)
+    assert not list(plan.parent.glob("*.sig"))

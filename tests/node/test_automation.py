@@ -1,0 +1,141 @@
+"""The signer called automation may move endpoints, and nothing else; whoever wants more needs an approver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentless_kube_proxy.backends.state import State, delta
+from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
+from agentless_kube_proxy.bundle.write import write_bundle, write_delta
+
+from tests.node.host import Host
+from tests.node.signing import allow, etc_of, new_key, sign_bundle
+from tests.unit.build import Object, port, render, service, slice_of
+
+WEB: Object = {
+    "type": "LoadBalancer",
+    "ingress": ("203.0.113.9", "2001:db8::9"),
+    "externalIPs": ["198.51.100.7"],
+    "ipFamilies": ["IPv4", "IPv6"],
+    "clusterIPs": ["10.96.7.7", "fd00:10:96::77"],
+}
+
+
+def state(mode: str, *endpoints: str, ports: Any = None, **fields: Any) -> State:
+    """A Service of every sort of frontend, with these endpoints."""
+    wanted = [port(nodePort=30080)] if ports is None else ports
+    slices = [slice_of("web", *endpoints)] if endpoints else []
+    return render(service(ports=wanted, **{**WEB, **fields}), *slices, mode=mode)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Path]:
+    return {name: new_key(tmp_path / "keys", name) for name in ("alice", "automation")}
+
+
+@pytest.fixture(params=["iptables-dash", "nftables-busybox"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def host(mode: str, new_host: Callable[..., Host], keys: dict[str, Path]) -> Host:
+    made = new_host("nft", mode.split("-")[1])
+    allow(etc_of(made), keys["alice"], keys["automation"])
+    return made
+
+
+@pytest.fixture
+def bundle(mode: str, tmp_path: Path, keys: dict[str, Path]) -> Callable[..., Path]:
+    """Writes and signs a bundle."""
+
+    def make(*endpoints: str, by: str = "automation", **fields: Any) -> Path:
+        directory = tmp_path / "bundle"
+        write_bundle(state(mode.split("-")[0], *endpoints, **fields), directory)
+        sign_bundle(directory, keys[by])
+        return directory
+
+    return make
+
+
+def refused(host: Host, bundle: Path) -> str:
+    before = host.rules()
+    result = host.akp("apply", bundle)
+    assert result.code == 2, result.stdout
+    assert host.rules() == before
+    return str(result.json["error"])
+
+
+def test_endpoints_come_and_go_without_an_approver(host: Host, bundle: Callable[..., Path]) -> None:
+    assert "a first bundle needs an approver" in refused(host, bundle("10.244.1.1"))
+    host.apply(bundle("10.244.1.1", by="alice"))
+    for endpoints in (("10.244.1.1", "10.244.1.2"), (), ("10.244.1.3",)):
+        assert host.apply(bundle(*endpoints))["changed"] is True, endpoints
+
+
+def test_anything_else_needs_one(host: Host, bundle: Callable[..., Path]) -> None:
+    host.apply(bundle("10.244.1.1", by="alice"))
+    changes: list[tuple[Object, str]] = [
+        ({"externalIPs": ["198.51.100.8"]}, "it serves "),
+        ({"externalIPs": []}, "it serves "),
+        ({"ingress": ("203.0.113.10", "2001:db8::9")}, "it serves "),
+        ({"ports": [port(nodePort=30081)]}, "it serves "),
+        ({"ports": [port(nodePort=30080), port(81, "more")]}, "it serves "),
+        ({"ports": []}, "it no longer serves "),
+        ({"sessionAffinity": "ClientIP"}, "it serves "),
+        ({"clusterIPs": ["10.96.7.8", "fd00:10:96::77"], "clusterIP": "10.96.7.8"}, "it serves "),
+    ]
+    for fields, reason in changes:
+        error = refused(host, bundle("10.244.1.1", **fields))
+        assert "signed by automation alone, which may change endpoints only: " + reason in error, fields
+    assert host.apply(bundle("10.244.1.1", by="alice", **changes[0][0]))["changed"] is True
+
+
+def test_a_bundle_that_lies_about_what_its_rules_do_is_found_out(
+    host: Host, bundle: Callable[..., Path], keys: dict[str, Path]
+) -> None:
+    honest = bundle("10.244.1.1", by="alice")
+    said = (honest / "services.jsonl").read_text()
+    host.apply(honest)
+    lies: list[Object] = [
+        {"externalIPs": ["198.51.100.8"]},
+        {"ingress": ("203.0.113.10", "2001:db8::9")},
+        {"ingress": ("203.0.113.9", "2001:db8::10")},
+        {"ports": [port(nodePort=30081)]},
+        {"ports": [port(81, nodePort=30080)]},
+    ]
+    for fields in lies:
+        liar = bundle("10.244.1.1", **fields)
+        (liar / "services.jsonl").write_text(said)
+        manifest = json.loads((liar / "manifest.json").read_text())
+        del manifest["digest"]
+        manifest["files"]["services.jsonl"] = sha256(said)
+        (liar / "manifest.json").write_text(manifest_text(manifest))
+        sign_bundle(liar, keys["automation"])
+        assert "its rules know the destination " in refused(host, liar), fields
+
+
+def test_deltas_are_looked_at_as_well(host: Host, mode: str, keys: dict[str, Path], tmp_path: Path) -> None:
+    kind = mode.split("-")[0]
+    one, two = state(kind, "10.244.1.1"), state(kind, "10.244.1.1", "10.244.1.2")
+    more = state(kind, "10.244.1.1", "10.244.1.2", externalIPs=["198.51.100.8"])
+    write_bundle(one, tmp_path / "one")
+    sign_bundle(tmp_path / "one", keys["alice"])
+    host.apply(tmp_path / "one")
+    for name, old, new in (("good", one, two), ("bad", two, more)):
+        write_delta(delta(old, new), new, tmp_path / name)
+        sign_bundle(tmp_path / name, keys["automation"])
+    assert host.apply(tmp_path / "good")["changed"] is True
+    assert "it serves " in refused(host, tmp_path / "bad")
+
+
+def test_a_bundle_that_nobody_signed_yet_can_be_looked_at(host: Host, bundle: Callable[..., Path]) -> None:
+    made = bundle("10.244.1.1", by="alice")
+    for file in made.glob("release*"):
+        file.unlink()
+    assert host.akp("check", "--unsigned", made).json["changed"] is True
+    assert "unsigned" in str(host.akp("apply", "--unsigned", made).json["error"])
