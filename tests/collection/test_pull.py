@@ -17,7 +17,7 @@ from tests.lab.addresses import CONTROLLER
 from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
 
-from .play import BIN, ROOT, Run, playbook
+from .play import Run, playbook
 
 WITHIN = 120.0  # seconds: cron starts things when a minute begins
 PULL_FILES = {"/etc/akp/allowed_signers", "/etc/akp/node.conf", "/etc/cron.d/akp-pull", "/usr/local/sbin/akp-node"}
@@ -173,40 +173,3 @@ def test_what_is_missing_is_said_before_anything_is_done(nodes: Lab, inventory: 
     run = playbook("pull-services", inventory, tmp_path, "--limit", "n1", variables=variables, check=False)
     assert "not less than the 1 minutes" in " ".join(run.output.split())
     assert ours(nodes.node("n1")) == set()
-
-
-@pytest.mark.parametrize("role", ["pull", "boot"])
-def test_systemd_understands_the_units(role: str, tmp_path: Path) -> None:
-    units = tmp_path / "units"
-    units.mkdir()
-    dest = f"{units}/{{{{ item.path | basename }}}}"
-    task = {
-        "name": "Write the units",
-        "ansible.builtin.copy": {"content": "{{ item.content }}", "dest": dest, "mode": "0644"},
-        "loop": f"{{{{ kube_proxy_{role}_units.systemd }}}}",
-    }
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "vars": {"kube_proxy_boot_check_minutes": 5, "kube_proxy_state_dir": "/srv/akp"},
-        "tasks": [
-            {"ansible.builtin.include_vars": f"{ROOT}/roles/{role}/defaults/main.yml"},
-            {"ansible.builtin.include_vars": f"{ROOT}/roles/{role}/vars/main.yml"},
-            {"ansible.builtin.set_fact": {"kube_proxy_boot_check_minutes": 5, "kube_proxy_state_dir": "/srv/akp"}},
-            task,
-        ],
-    }
-    book = ROOT / "roles" / role / "templates"
-    (tmp_path / "templates").symlink_to(book)
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
-    subprocess.run([BIN / "ansible-playbook", tmp_path / "play.yml"], check=True, capture_output=True, text=True)
-    files = sorted(units.iterdir())
-    assert files
-    (units / "kubelet.service").write_text("[Service]\nExecStart=/bin/true\n")
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
-    )
-    complaints = [line for line in done.stderr.splitlines() if "akp-" in line]
-    assert (done.returncode, complaints) == (0, []), done.stderr
-    assert "Environment=AKP_STATE=/srv/akp" in files[0].read_text() + files[-1].read_text()

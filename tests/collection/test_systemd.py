@@ -88,6 +88,12 @@ def test_a_look_now_and_then_and_no_trace_at_the_end(host: SystemdHost, tmp_path
     looking = services("boot", host, tmp_path, kube_proxy_boot_check_minutes=1)
     assert looking.changed == {"n1": 1}
     assert host.sh("systemctl is-active akp-check.timer").strip() == "active"
+    units = host.sh("cd /etc/systemd/system; for unit in akp-*; do echo /etc/systemd/system/$unit; done").split()
+    assert [Path(unit).name for unit in units] == [
+        *("akp-check.service", "akp-check.timer"),
+        *("akp-pull.service", "akp-pull.timer", "akp-restore.service"),
+    ]
+    assert host.run(["systemd-analyze", "verify", "--man=no", *units]).stderr == ""
     assert services("boot", host, tmp_path).changed == {"n1": 1}
     assert host.sh("systemctl is-active akp-check.timer || :").strip() == "inactive"
     for name in ("boot", "pull"):
