@@ -15,9 +15,10 @@ import yaml
 from tests.lab import Lab
 
 from . import ROOT, Measure, timed
-from .collection import BIN, ENVIRONMENT, NODES, _shop
+from .collection import BIN, ENVIRONMENT, _shop
 
 SYNC = str(ROOT / "playbooks" / "sync-services.yml")
+NODES = 20
 RUNS = 3
 
 

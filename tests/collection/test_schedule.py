@@ -164,10 +164,12 @@ def test_cron_and_systemd_begin_runs_by_themselves(host: ControlHost, nodes: Lab
         wait_for(file.exists, 180)
         assert reached(json.loads(file.read_text())) == ["n2"]
         # The other way round: what started it before is gone.
-        assert changed(schedule(host, inventory, kube_proxy_cluster_name="other")) > 0
+        by_cron = {"kube_proxy_cluster_name": "other", "kube_proxy_schedule_arguments": other_limit}
+        assert changed(schedule(host, inventory, **by_cron)) > 0
         assert "akp-sync-other" not in host.run("systemctl", "--user", "list-timers", "--all")
         assert host.run("crontab", "-l").count("akp-sync-") == 2
-        assert changed(schedule(host, inventory, kube_proxy_schedule_minutes=60)) > 0
+        hourly = {"kube_proxy_schedule_minutes": 60, "kube_proxy_schedule_arguments": limit}
+        assert changed(schedule(host, inventory, **hourly)) == 1
         assert "\n0 * * * * " in host.run("crontab", "-l")
         for name in ("default", "other"):
             schedule(host, inventory, kube_proxy_cluster_name=name, kube_proxy_schedule_state="absent")
