@@ -220,12 +220,17 @@ def _checked(
             yield field, value
 
 
+_LONGEST = (2**63 - 1) / 1e9  # Go counts nanoseconds in 64 bits, and refuses more
+
+
 def parse_duration(text: object) -> float | None:
     """Seconds of a Go duration, or None."""
     match = _DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(match["parts"]))
+    if seconds > _LONGEST:
+        return None
     return -seconds if match["sign"] == "-" else seconds
 
 
