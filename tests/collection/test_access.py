@@ -25,7 +25,7 @@ def account(nodes: Lab) -> Node:
     script = f"""
 install -m 0755 {PROGRAM} /usr/local/sbin/akp-node
 install -m 0755 {ACCESS}/akp-ssh /usr/local/sbin/akp-ssh
-install -m 0440 {ACCESS}/sudoers /etc/sudoers.d/akp
+install -m 0440 {ACCESS}/sudoers.shell /etc/sudoers.d/akp
 id akp >/dev/null 2>&1 || useradd --home-dir /var/akp --create-home --shell /bin/sh akp
 usermod --password '*' akp
 mkdir -p /var/akp/.ssh
@@ -42,6 +42,7 @@ def forced(lab: Lab, node: Node) -> None:
     (line,) = [each for each in (ACCESS / "authorized_keys").read_text().splitlines() if not each.startswith("#")]
     options = line.split(" ssh-ed25519 ")[0]
     kind, key, *_comment = (lab.state / "id_ed25519.pub").read_text().split()
+    node.run(["install", "-m", "0440", str(ACCESS / "sudoers"), "/etc/sudoers.d/akp"])
     node.run(["sh", "-c", "cat >/var/akp/.ssh/authorized_keys"], input=f"{options} {kind} {key}\n")
 
 
@@ -93,7 +94,7 @@ def test_a_key_with_the_forced_command_can_sync_and_do_nothing_else(
         "akp-node status `id`",
         "akp-node apply /etc",
         "akp-node apply ../x",
-        "akp-node restore",
+        "akp-node undo",
         "akp-node status\nid",
         "scp -t /tmp",
         "/usr/lib/openssh/sftp-server",

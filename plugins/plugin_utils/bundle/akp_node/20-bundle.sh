@@ -68,7 +68,7 @@ unpack() {
     mkdir "$1"
     case $MAX_BUNDLE in '' | *[!0-9]* | ??????*) die 2 "AKP_MAX_BUNDLE is a number of megabytes, not \"$MAX_BUNDLE\"" ;; esac
     # A line without end would take an awk forever; folded, it is one too many, and refused for that.
-    if has fold; then lines='fold -b -w 4000000'; else lines=cat; fi
+    if has fold; then lines='fold -b -w 4000000'; else lines='cat'; fi
     why=$(gzip -dc 2>/dev/null | head -c "${MAX_BUNDLE}000000" | $lines | awk -v dir="$1" -v limit="${MAX_BUNDLE}000000" '
         { bytes += length($0) + 1 }
         left > 0 { print > file; if (!--left) close(file); next }
