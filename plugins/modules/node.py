@@ -113,6 +113,14 @@ options:
       - If not given, the variable C(kube_proxy_state_dir) holds.
     type: str
     default: /var/lib/akp
+  keep:
+    description:
+      - How many bundles the node keeps for O(state=rolled_back), the one in force included. V(0) leaves it to the node,
+        which keeps 3, or as many as the line C(keep) of its C(/etc/akp/node.conf) says.
+      - With O(command) only the node decides, as nothing can be said to it but a verb and its options.
+      - If not given, the variable C(kube_proxy_keep) holds.
+    type: int
+    default: 0
   command:
     description:
       - The command that runs an installed node program, for accounts that may run nothing else, such as

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.faults.inject import Fault, changes_something
 from tests.faults.site import Site
+from tests.faults.views import halves
 from tests.faults.walk import Finding, Move, examine, prepare
 from tests.node.test_faults import hiding
 
@@ -21,7 +22,8 @@ def _one(site: Site, verb: str, kind: str, where: str, **how: object) -> Iterato
     """A verb under a condition. What it makes no difference to is no fault."""
     move = prepare(site, verb)
     result = site.run(*move.arguments, **how)  # type: ignore[arg-type]
-    if result.code:
+    half = halves(site.view(), site.views[move.old], site.views[move.new])
+    if result.code or half:
         yield examine(site, move, kind, where, result)
     else:
         # What it wrote may have gone with the disk that it was written to.

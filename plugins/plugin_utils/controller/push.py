@@ -95,6 +95,7 @@ class Way:
     installed: str = INSTALLED
     state_dir: str = STATE_DIR
     only_installed: bool = False  # a copy beside the last bundle does not count
+    keep: int = 0  # bundles to keep for a rollback; 0: as the node has it
 
     def ask(self, arguments: Sequence[str], known_key: str = "", before: str = "") -> Command:
         """A question to the program that the node has; a quick one if its key is known from last time.
@@ -139,7 +140,8 @@ class Way:
         )
 
     def _shell(self, script: str, stdin: bytes = b"\n") -> Command:
-        return Command(f"AKP_STATE={shlex.quote(self.state_dir)}; export AKP_STATE; {script}", stdin)
+        keep = f"AKP_KEEP={self.keep}; export AKP_KEEP; " if self.keep else ""
+        return Command(f"AKP_STATE={shlex.quote(self.state_dir)}; export AKP_STATE; {keep}{script}", stdin)
 
 
 @cache

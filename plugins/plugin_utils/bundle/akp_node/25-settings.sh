@@ -5,7 +5,7 @@
 #   allowed_signers    whose releases count, in the form of ssh-keygen(1); see Releases
 #   revoked_signers    optional: keys that count no more
 ETC=${AKP_ETC:-/etc/akp}
-SETTINGS='cluster node signatures url ca certificate key proxy report fetcher limit textfile'
+SETTINGS='cluster node signatures url ca certificate key proxy report fetcher limit textfile keep'
 
 # The value of a setting, or the default $2.
 setting() {
@@ -29,6 +29,7 @@ check_settings() {
         seen[$1]++ { print "line " NR ": setting " $1 " appears twice"; exit }
         $1 ~ /^(cluster|node|signatures)$/ && NF > 2 { print "line " NR ": setting " $1 " takes one word"; exit }
         $1 == "signatures" && $2 !~ /^[1-9][0-9]?$/ { print "line " NR ": signatures is a number from 1 to 99, not " $2; exit }
+        $1 == "keep" && ($2 !~ /^[1-9][0-9]?$/ || NF > 2) { print "line " NR ": keep is a number from 1 to 99, not " $2; exit }
         ' "$ETC/node.conf") || die 3 "$ETC/node.conf cannot be read"
     [ -z "$why" ] || die 2 "$ETC/node.conf: $why"
 }

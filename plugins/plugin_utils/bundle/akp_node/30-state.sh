@@ -75,9 +75,20 @@ keep_bundle() {
 
 # Note the kept bundle as applied, and forget the oldest. Renames only: a crash leaves the old or the new record.
 record() {
+    replaced=$(recorded digest)
+    case $verb in
+        rollback | restore | undo) grep -q "^$digest " "$STATE/history" 2>/dev/null || add_history "$digest" "$generation" ;;
+        *)
+            # What is replaced is what a rollback goes back to, also if that was older than others.
+            if [ -n "$replaced" ] && [ "$replaced" != "$digest" ] && grep -q "^$replaced " "$STATE/history" 2>/dev/null; then
+                add_history "$replaced" "$previous"
+            fi
+            add_history "$digest" "$generation"
+            ;;
+    esac
+    # After the history: a run that ends in between has listed a bundle more, and not recorded one that is not listed.
     write_applied "$digest" 0
     if [ -e "$STATE/unsettled" ] || [ -e "$STATE/deltas" ]; then rm -rf "$STATE/unsettled" "$STATE/deltas"; fi
-    if [ "$verb" = apply ] || ! grep -q "^$digest " "$STATE/history" 2>/dev/null; then add_history "$digest" "$generation"; fi
     prune_bundles "$digest"
 }
 

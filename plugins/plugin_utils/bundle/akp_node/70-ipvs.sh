@@ -693,6 +693,7 @@ ipvs_details() {
         return service_of(port[1], (part[1] ~ /:/ ? "[" part[1] "]" : part[1]) ":" port[2])
     }
     function who(   word) {
+        if ($2 == "ipset" && $5 ~ /^[0-9]+$/) return service_of($3 ~ /UDP/ ? "udp" : "tcp", $5)
         if ($2 == "ipset") return entry_of($5)
         if ($2 == "address") { ip = $5; sub(/\/.*/, "", ip); return address(ip) }
         if (split($3, word, " ") < 2) return ""

@@ -416,6 +416,7 @@ main() {
         esac
         shift
     done
+    [ -n "${AKP_KEEP:-}" ] || KEEP=$(setting keep 3)
     for number in "$LOCK_WAIT" "$KEEP" "$CHUNK"; do
         case $number in '' | *[!0-9]*) die 2 "AKP_LOCK_WAIT, AKP_KEEP and AKP_CHUNK are numbers, not \"$number\"" ;; esac
     done
@@ -433,6 +434,8 @@ main() {
     [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
     # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
     case $verb in apply | check | pull) check_settings ;; esac
+    # Without one of these a question would be answered wrongly somewhere.
+    for name in awk sed grep sha256sum cp mv rm mkdir mktemp cat cmp wc tr cut head date; do has "$name" || die 3 "missing tool: $name"; done
     case $verb in ask | await | health) ;; *) make_work ;; esac
     "verb_$verb" "$operand"
     answered=1
