@@ -21,7 +21,7 @@ from tests.lab import Lab
 from tests.lab.manifests import objects
 from tests.lab.program import PROGRAM
 
-from .watching import DEADLINE, Watcher, wire
+from .watching import DEADLINE, Watcher, resident_megabytes, wire
 
 ADDRESS = "192.168.79.7"
 ALL = ["n1", "n2", "n3"]
@@ -90,13 +90,14 @@ def rules(lab: Lab, name: str) -> str:
     return lab.node(name).run(["iptables-save", "-t", "nat"]).stdout
 
 
-def changed_nodes(plane: ControlPlane, inventory: Path, work: Path) -> dict[str, int]:
-    """What a sync from nothing but the API server would change: every rule is compared with a fresh render."""
+def assert_equal_to_a_fresh_render(plane: ControlPlane, inventory: Path, work: Path) -> None:
+    """A sync from nothing but the API server would change nothing: every rule is compared."""
     run: Run = playbook(
         "sync-services",
         inventory,
         work,
         "--check",
+        "--diff",
         variables={
             "kube_proxy_cluster_dir": "",
             "kube_proxy_kubeconfig": str(plane.kubeconfig(work.parent / "fresh.kubeconfig", "akp")),
@@ -104,7 +105,7 @@ def changed_nodes(plane: ControlPlane, inventory: Path, work: Path) -> dict[str,
         },
         prefix=netns.command(plane.namespace, []),
     )
-    return run.changed
+    assert run.changed == dict.fromkeys(ALL, 0), run.output
 
 
 def test_changes_arrive_at_the_nodes_that_they_concern_and_at_no_other(
@@ -132,7 +133,7 @@ def test_changes_arrive_at_the_nodes_that_they_concern_and_at_no_other(
     client.delete(service("inside"))
     watcher.wait("change", place, lambda event: "Service shop/inside" in event["what"])
     assert watcher.stop() == 0
-    assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+    assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
     metrics = (tmp_path / "akp_default.prom").read_text()
     for name in ALL:
         assert f'akp_node_confirmed_timestamp_seconds{{cluster="default",node="{name}"}}' in metrics
@@ -153,7 +154,7 @@ def test_drift_is_found_and_a_node_without_its_base_gets_the_whole_bundle(
         watcher.wait("drift", place, lambda event: event["host"] == "n2")
         watcher.wait("pushed", place, lambda event: event["host"] == "n2" and event["how"] == "bundle")
         assert watcher.stop() == 0
-        assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+        assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
     finally:
         plane.client.delete(service("later"))
 
@@ -193,7 +194,7 @@ def test_ended_in_the_middle_of_a_push_it_leaves_every_node_whole(
     with Watcher(plane, inventory, tmp_path / "again") as started:
         started.wait("settled")
         assert started.stop() == 0
-    assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+    assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
 
 
 @pytest.mark.soak
@@ -226,12 +227,64 @@ def test_two_hundred_changes_with_cuts_a_restart_and_a_node_that_is_away(
             time.sleep(0.5)
         assert watcher.stop() == 0
         pushed = watcher.events("pushed")
-    assert changed_nodes(plane, inventory, tmp_path / "fresh") == dict.fromkeys(ALL, 0)
+    assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
     for host in ALL:
         generations = [each["generation"] for each in pushed if each["host"] == host]
         assert len(generations) > 5
         assert all(one != other for one, other in itertools.pairwise(generations)), "pushed twice"
     assert all(each["changed"] for each in pushed)
+
+
+@pytest.mark.soak
+def test_fifty_changes_a_second_break_no_connection_and_fill_no_memory(
+    plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    seconds = float(os.environ.get("AKP_LOAD_SECONDS", "60"))
+    pods = [lab.add_pod(f"steady-{i}", name, serve=[("tcp", 8080)]) for i, name in enumerate(("n2", "n3"))]
+    plane.client.create(service("steady"))
+    plane.client.create(slice_of("steady", *((pod.addresses[0], pod.node.name) for pod in pods)))
+    vip = next(
+        obj["spec"]["clusterIP"] for obj in plane.client.list_all("Service") if obj["metadata"]["name"] == "steady"
+    )
+    names = [f"soak-{i}" for i in range(40)]
+    for name in names:
+        plane.client.create(service(name))
+        plane.client.create(slice_of(name, ("10.244.1.20", "n1")))
+    with Watcher(plane, inventory, tmp_path / "watch") as watcher:
+        watcher.wait("settled")
+        connections = [lab.node("n1").open("tcp", vip, 80) for _ in range(500)]
+        try:
+            answered = [each.ask().who for each in connections]
+            assert set(answered) == {pod.name for pod in pods}
+            before = resident_megabytes(watcher.process)
+            draw, began, written = random.Random(1), time.monotonic(), 0
+            while written < 50 * seconds:
+                late = min(int((time.monotonic() - began) * 50), int(50 * seconds)) - written
+                changes = [_endpoints(draw, draw.choice(names)) for _ in range(max(late, 0))]
+                plane.client.parallel(lambda obj: plane.client.patch(obj, {"endpoints": obj["endpoints"]}), changes)
+                written += len(changes)
+                time.sleep(0.02)
+            for name in names:
+                plane.client.patch(slice_of(name), {"endpoints": slice_of(name, ("10.244.1.99", "n1"))["endpoints"]})
+            deadline = time.monotonic() + DEADLINE
+            while not all(rules(lab, name).count("--to-destination 10.244.1.99:8080") == len(names) for name in ALL):
+                assert time.monotonic() < deadline, watcher.log.read_text()[-5000:]
+                time.sleep(0.5)
+            grown = resident_megabytes(watcher.process) - before
+            assert [each.ask(timeout=5).who for each in connections] == answered, "a connection broke"
+        finally:
+            for each in connections:
+                each.close()
+        assert watcher.stop() == 0
+        pushes = len(watcher.events("pushed"))
+    print(f"{written} changes at up to 50 a second, {pushes} pushes to 3 nodes, memory {before:.0f} + {grown:.0f} MiB")
+    assert pushes < written, "changes were not put together"
+    assert grown < 64
+    assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
+
+
+def _endpoints(draw: random.Random, name: str) -> Object:
+    return slice_of(name, *((f"10.244.{draw.randrange(1, 4)}.{draw.randrange(20, 90)}", "n1") for _ in range(3)))
 
 
 def _change(plane: ControlPlane, draw: random.Random, alive: dict[str, int]) -> None:
@@ -271,5 +324,5 @@ def no_leftovers(plane: ControlPlane) -> Iterator[None]:
     yield
     for kind in ("EndpointSlice", "Service"):
         for obj in plane.client.list_all(kind):
-            if obj["metadata"]["name"].startswith(("soak-", "last", "inside")):
+            if obj["metadata"]["name"].startswith(("soak-", "last", "inside", "steady")):
                 plane.client.delete(obj)

@@ -129,7 +129,7 @@ class Watch:
             self._listings = base.lists
 
     def __enter__(self) -> Watch:
-        threading.Thread(target=self._begin, daemon=True, name="watch").start()
+        self._start("watch", self._begin)
         return self
 
     def __exit__(
@@ -212,9 +212,20 @@ class Watch:
                 self._news.notify_all()
         known = {listing.kind: listing for listing in self._listings}
         for resource in RESOURCES:
-            threading.Thread(
-                target=self._follow, args=(resource, known.get(resource.kind)), daemon=True, name=resource.name
-            ).start()
+            self._start(resource.name, partial(self._follow, resource, known.get(resource.kind)))
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        """A thread. If it ends by a mistake of ours, so does the watch: standing still would look like silence."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                with self._news:
+                    self._fatal = error
+                    self._news.notify_all()
+
+        threading.Thread(target=run, daemon=True, name=name).start()
 
     def _follow(self, resource: Resource, known: Listing | None) -> None:
         """One resource, until the end."""

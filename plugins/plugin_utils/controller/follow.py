@@ -25,12 +25,10 @@ from ..backends.state import delta
 from ..bundle.archive import archive
 from ..bundle.release import DeltaEntry
 from ..bundle.write import delta_parts, sealed, write_bundle
-from ..cluster.access import InvalidAccess
-from ..cluster.api import ApiError
 from ..cluster.watch import Update, Watch
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import RefusedVips
-from .carrier import Carrier, CarrierGone
+from .carrier import Carrier
 from .consent import Consent
 from .desired import Choices, Desired
 from .directory import WorkDirectory
@@ -107,7 +105,7 @@ class Follower:
         self._update: Update | None = None
         self._lock = Lock(directory.path / "schedule" / "lock")
         self._locked_out = False
-        self._pushing = 0
+        self._pushing: set[str] = set()
         self._observed: list[Callable[[Freshness], None]] = []
         self._metrics_at = self._trouble_at = self._refresh_at = 0.0
         self._refresh_wanted = False
@@ -137,15 +135,15 @@ class Follower:
                 began = time.monotonic()
                 self._events.put(("update", update))
                 time.sleep(max(0.0, began + self._min_period - time.monotonic()))
-        except (ApiError, InvalidAccess) as error:
+        except Exception as error:
             self._events.put(("error", error))
 
     def _follow_carrier(self) -> None:
         try:
             for answer in self._carrier.answers():
                 self._events.put(("answer", answer))
-        except CarrierGone as gone:
-            self._events.put(("error", gone))
+        except Exception as error:
+            self._events.put(("error", error))
 
     # -- the loop
 
@@ -309,12 +307,11 @@ class Follower:
                 self._recompute(Change("the configuration", time.time(), ()))
 
     def _result(self, name: str, result: Mapping[str, Any]) -> None:
+        self._pushing.discard(name)
         host = self._hosts.get(name)
         if host is None:
             return
         what, now = host.busy, time.monotonic()
-        if what in (Need.DELTA, Need.BUNDLE):
-            self._pushing -= 1
         if result.get("failed") or result.get("unreachable"):
             reason = " ".join(str(result.get("msg") or "failed").split())
             delay = host.failed(now)
@@ -417,12 +414,12 @@ class Follower:
             write_bundle(wanted, self._directory.bundles / host.node)
             self._consent.lay_down(self._directory.bundles / host.node)
         host.sending(need)
-        self._pushing += 1
+        self._pushing.add(host.name)
         self._carrier.submit(host.name, arguments)
 
     def _housekeeping(self) -> None:
         now = time.monotonic()
-        if self._pushing == 0:
+        if not self._pushing:
             self._lock.give_back()
         if self._refresh_wanted and now >= self._refresh_at:
             self._refresh_wanted, self._refresh_at = False, now + REFRESH_SECONDS
