@@ -101,6 +101,7 @@ def assert_equal_to_a_fresh_render(plane: ControlPlane, inventory: Path, work: P
         variables={
             "kube_proxy_cluster_dir": "",
             "kube_proxy_kubeconfig": str(plane.kubeconfig(work.parent / "fresh.kubeconfig", "akp")),
+            "kube_proxy_config": str(work.parent / "watch" / "kube-proxy.yaml"),
             "kube_proxy_verify": True,
         },
         prefix=netns.command(plane.namespace, []),
