@@ -77,7 +77,7 @@ note_seen() {
 # program for it. They are sourced with the key and the program that the carrier knows, and say nothing otherwise.
 write_question() {
     look="{ $(ipt 4 save); $(ipt 6 save); } 2>/dev/null | sed -n -e /KUBELET-CANARY/d -e /IPTABLES-HINT/d -e /KUBE-/p -e '/^[0-9]*\$/p' -"
-    look="$look $(sysctl_paths) /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal 2>/dev/null"
+    look="$look $(sysctl_paths) /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal $ROUTE_LOCALNET 2>/dev/null"
     sh -c "$look" >"$work/look" || :
     grep -q "$generation" "$work/look" || return 0
     program=$(sed -n 's/^ *"akp-node": "\([0-9a-f]*\)",\{0,1\}$/\1/p' "$bundle/manifest.json")
@@ -86,7 +86,7 @@ write_question() {
 PATH=\${PATH:-}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 read -r key </proc/sys/kernel/random/boot_id
 for name in $HOST_TOOLS; do if command -v "\$name" >/dev/null 2>&1; then key=\$key.\$name; fi; done
-if [ "\$1 \$2" = "\$key $program" ] && [ ! -e $STATE/unconfirmed ] && [ ! -e $STATE/undone ] && [ "\$($look | sha256sum)" = "$(sha256sum <"$work/look")" ]; then
+if [ "\$1 \$2" = "\$key $program" ] && [ ! -e "\$AKP_STATE/unconfirmed" ] && [ ! -e "\$AKP_STATE/undone" ] && [ "\$($look | sha256sum)" = "$(sha256sum <"$work/look")" ]; then
     ip -o addr show
     printf '%s\n' '{"verb": "ask", "ok": true, "facts": null, "status": {"state": "applied", "generation": "$generation", "mode": "$mode", "node": "$node", "flavour": "$flavour", "quick": true}, "akpNode": "$VERSION"}'
     exit 0
@@ -110,6 +110,15 @@ seen_still() {
     bundle=$STATE/bundles/$digest
     read -r seen checksum <"$STATE/seen"
     [ "$seen" = "$digest" ] && [ "$(glimpse | sha256sum)" = "$checksum" ]
+}
+
+# Packets to 127.0.0.0/8 are let in from outside, and nothing that was applied asks for it: an earlier kube-proxy or an
+# earlier bundle did, and nobody switched it off.
+ROUTE_LOCALNET=/proc/sys/net/ipv4/conf/all/route_localnet
+route_localnet_left() {
+    [ -r "$ROUTE_LOCALNET" ] && grep -q 1 "$ROUTE_LOCALNET" || return 1
+    last=$(recorded_bundle)
+    ! grep -q '^net\.ipv4\.conf\.all\.route_localnet *= *1' "${last:-/nonexistent}/sysctls.conf" 2>/dev/null
 }
 
 # What capabilities can depend on, in $key: this boot, and the tools there are.
@@ -140,8 +149,8 @@ verb_ask() {
         # One digit, and for the shell then the file ends: no reason to fail.
         read -r be_liberal </proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal || :
     fi
-    printf '{"verb": "ask", "ok": true, "key": "%s", "addresses": [%s], "tcpBeLiberal": %d, ' \
-        "$key" "$(interface_addresses)" "$be_liberal"
+    printf '{"verb": "ask", "ok": true, "key": "%s", "addresses": [%s], "tcpBeLiberal": %d, "routeLocalnetLeft": %s, ' \
+        "$key" "$(interface_addresses)" "$be_liberal" "$(truth route_localnet_left)"
     printf '"facts": %s, "status": %s, "akpNode": "%s"}\n' "$facts" "$answer" "$VERSION"
 }
 
