@@ -46,6 +46,11 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.wi
 # Once, in the process that all workers are forked from.
 program_digest()
 
+_LEFT = (
+    "{host}: net.ipv4.conf.all.route_localnet is 1, so that packets to 127.0.0.0/8 may come from outside, and nothing "
+    "that was applied asks for it; kube-proxy left it, or an earlier bundle. sysctl -w "
+    "net.ipv4.conf.all.route_localnet=0 switches it off"
+)
 _STATES = ["applied", "gathered", "restored", "rolled_back", "absent"]
 _ACTIONS = {"applied": "sync", "restored": "heal", "rolled_back": "rollback", "absent": "cleanup"}
 
@@ -147,6 +152,7 @@ class ActionModule(RemoteAction):
         # What a quick answer leaves out has not changed.
         facts["addresses"] = result.get("addresses") or list(answer.addresses)
         facts["tcpBeLiberal"] = result.get("tcpBeLiberal", facts.get("tcpBeLiberal", 0))
+        facts["routeLocalnetLeft"] = result.get("routeLocalnetLeft", facts.get("routeLocalnetLeft", False))
         status = result["status"]
         write_json(
             self._work.answer_file(self._host),
@@ -160,7 +166,13 @@ class ActionModule(RemoteAction):
             },
         )
         self._differences = status.get("differences") or []
+        left = (
+            {"warnings": [_LEFT.format(host=self._host)]}
+            if facts["routeLocalnetLeft"] and self._options["verify"]
+            else {}
+        )
         return {
+            **left,
             "changed": False,
             "node": self._name,
             "state": status["state"],

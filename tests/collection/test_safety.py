@@ -253,8 +253,16 @@ def meddle(node: Node) -> None:
 def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_wanted(
     nodes: Lab, inventory: Path, tmp_path: Path
 ) -> None:
-    generation = playbook("sync-services", inventory, tmp_path).node("n2")["generation"]
-    assert playbook("verify-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)
+    # Of an earlier kube-proxy: the configuration of the shop has no node ports on localhost.
+    nodes.node("n3").run(["sysctl", "-w", "net.ipv4.conf.all.route_localnet=1"])
+    config = {**yaml.safe_load((SHOP / "kube-proxy.yaml").read_text()), "iptables": {"localhostNodePorts": False}}
+    variables = {"kube_proxy_config": config}
+    generation = playbook("sync-services", inventory, tmp_path, variables=variables).node("n2")["generation"]
+    good = playbook("verify-services", inventory, tmp_path)
+    assert good.changed == dict.fromkeys(ALL, 0)
+    assert "n3: net.ipv4.conf.all.route_localnet is 1" in " ".join(good.output.split())
+    assert "n1: net.ipv4.conf.all.route_localnet" not in good.output
+    nodes.node("n3").run(["sysctl", "-w", "net.ipv4.conf.all.route_localnet=0"])
     before = [kernel(node) for node in nodes.nodes]
     meddle(nodes.node("n2"))
     changed = [kernel(node) for node in nodes.nodes]
