@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -115,6 +116,9 @@ class _Server:
         os.setpgid(0, 0)  # the terminal's Ctrl-C is for who started this
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._terminate)
+        # Forked processes share what is there already for as long as nobody looks for garbage in it.
+        gc.collect()
+        gc.freeze()
         self._tell_settings()
         self._link.setblocking(False)
         self._selector.register(self._link, selectors.EVENT_READ)
@@ -166,6 +170,7 @@ class _Server:
 
     def _run(self, task: Mapping[str, Any], write: int) -> None:
         """In the forked process: the task, its result, the end."""
+        gc.disable()
         try:
             self._prepare()
             result = self._executor.execute(task["host"], task["arguments"])
