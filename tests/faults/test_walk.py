@@ -31,13 +31,13 @@ def trouble(findings: Iterator[Finding]) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("kind", ["kill-before", "kill-after"])
 def test_a_killed_run_leaves_the_old_or_the_new_state_and_the_next_heals(site: Site, kind: str) -> None:
-    count, bad = trouble(walk(site, "apply", kind, stride=1000, thin=7))
-    assert (count > 1, bad) == (True, [])
+    count, bad = trouble(walk(site, "apply", kind, stride=1000, thin=10))
+    assert (count > 0, bad) == (True, [])
 
 
 def test_a_tool_that_fails_changes_nothing_or_nothing_of_importance(site: Site) -> None:
-    count, bad = trouble(walk(site, "apply", "failed", stride=1000, thin=8))
-    assert (count > 1, bad) == (True, [])
+    count, bad = trouble(walk(site, "apply", "failed", stride=1000, thin=14))
+    assert (count > 0, bad) == (True, [])
 
 
 def test_two_carriers_take_turns(site: Site) -> None:
@@ -55,6 +55,21 @@ def test_a_record_that_was_not_finished_is_finished_by_the_next_run(site: Site) 
     result = site.run(*move.arguments, fault=Fault("kill-after", written))
     assert site.steps.fired.endswith("/applied")
     assert examine(site, move, "kill-after", "the record", result).trouble == []
+
+
+def test_a_kernel_that_cannot_be_read_is_not_taken_for_an_empty_one(site: Site) -> None:
+    """Once, jumps were inserted a second time."""
+    move = prepare(site, "rollback")
+    site.run(*move.arguments)
+    site.current = move.new
+    reads = [
+        i for i, call in enumerate(site.steps.taken(), 1) if "-save" in call.split()[0] or call.startswith("nft list")
+    ]
+    for step in reads[:2]:
+        move = prepare(site, "apply")
+        arguments = [move.arguments[0], "--verify", *move.arguments[1:]]
+        result = site.run(*arguments, fault=Fault("failed", step))
+        assert examine(site, move, "failed", f"step {step}, {site.steps.fired}", result).trouble == []
 
 
 # ------------------------------------------------------------------ the judges themselves
