@@ -41,12 +41,12 @@ class Frontends:
         self._fragments: dict[bytes, tuple[bytes, str]] = {}
         self._records: dict[str, Records] = {}
 
-    def learn(self, state: State) -> None:
-        """Remember what a state serves."""
+    def learn(self, state: State, settings: str) -> None:
+        """Remember what a state serves, and the settings that it came of."""
         link = self._folder / f"g-{state.generation}"
         if link.exists():
             return
-        frame = self._frame(state)
+        frame = self._frame(state, settings)
         parts = [self._frontend(each) for each in state.fragments]
         name = hashlib.sha256(frame.encode() + b"".join([digest for digest, _text in parts])).hexdigest()
         file = self._folder / f"{name}.jsonl"
@@ -66,8 +66,8 @@ class Frontends:
         return known
 
     @staticmethod
-    def _frame(state: State) -> str:
-        digest = hashlib.sha256(f"{state.mode} {state.compat}\n".encode())
+    def _frame(state: State, settings: str) -> str:
+        digest = hashlib.sha256(f"{state.mode} {state.compat} {settings}\n".encode())
         for obj, text in state.frame.items():
             if obj != _OF_ENDPOINTS:
                 digest.update(f"{' '.join(obj)}\0{text.head}\0{text.tail}\0".encode())
