@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.collection.play import SHOP, Run, playbook
+from tests.collection.play import BIN, SHOP, Run, playbook
 from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
 from tests.lab import Lab
@@ -196,6 +197,23 @@ def test_ended_in_the_middle_of_a_push_it_leaves_every_node_whole(
         started.wait("settled")
         assert started.stop() == 0
     assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
+
+
+def test_the_vault_and_the_limit_of_the_user_hold(
+    plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    folder, password, work = tmp_path / "inventory", tmp_path / "password", tmp_path / "watch"
+    (folder / "group_vars").mkdir(parents=True)
+    inventory.rename(folder / "hosts.yml")
+    password.write_text("secret\n")
+    secret = folder / "group_vars" / "nodes.yml"
+    secret.write_text(f"kube_proxy_kubeconfig: {work}/kubeconfig\n")
+    vault = ["--vault-password-file", str(password)]
+    subprocess.run([str(BIN / "ansible-vault"), "encrypt", *vault, str(secret)], check=True, capture_output=True)
+    with Watcher(plane, folder, work, *vault, "--limit", "n1,n3", kubeconfig=False) as started:
+        assert started.wait("settled")["hosts"] == 2
+        assert started.stop() == 0
+    assert [name for name in ALL if "KUBE-SERVICES" in rules(lab, name)] == ["n1", "n3"]
 
 
 @pytest.mark.soak

@@ -27,7 +27,16 @@ DEADLINE = 120.0
 class Watcher:
     """A running akp watch, and what it said."""
 
-    def __init__(self, plane: ControlPlane, inventory: Path, work: Path, *arguments: str, port: int = PORT) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        inventory: Path,
+        work: Path,
+        *arguments: str,
+        port: int = PORT,
+        kubeconfig: bool = True,
+    ) -> None:
+        """Without a kubeconfig among its options, the variables of the inventory have to name one."""
         self.work, self.log = work, work / "watch.jsonl"
         work.mkdir(exist_ok=True)
         server = f"https://{plane.addresses[0]}:{port}"
@@ -42,7 +51,8 @@ class Watcher:
         (work / "kubeconfig").write_text(json.dumps(config))
         self._argv = [
             *netns.command(plane.namespace, [str(BIN / "akp"), "watch", "--log-json", "-i", str(inventory)]),
-            *("--kubeconfig", str(work / "kubeconfig"), "--dir", str(work / "akp")),
+            *(("--kubeconfig", str(work / "kubeconfig")) if kubeconfig else ()),
+            *("--dir", str(work / "akp")),
             *("--config", str(self._config(work / "kube-proxy.yaml")), *arguments),
         ]
         self._out = self.log.open("ab")
