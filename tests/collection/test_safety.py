@@ -88,6 +88,7 @@ def test_the_first_node_that_is_not_well_is_the_last(nodes: Lab, inventory: Path
     assert ledger(tmp_path, "verify", "--head", head).startswith("intact: ")
 
 
+@pytest.mark.soak
 def test_batches_after_one_that_is_not_well_are_not_begun(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     sabotage(nodes.node("n2"))
     variables: dict[str, Any] = {"kube_proxy_batches": [2, 1]}
@@ -175,6 +176,7 @@ def probed(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_a_change_is_kept_if_the_probes_answer_and_taken_back_if_not(
     nodes: Lab, inventory: Path, tmp_path: Path, probed: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_change_is_kept_if_the_probes_answer_and_taken_back_if_not(
     assert run.changed == dict.fromkeys(ALL, 1)
 
 
+@pytest.mark.soak
 def test_addresses_of_others_are_told_left_out_or_refused(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     shop = tmp_path / "claims"
     shutil.copytree(SHOP, shop)

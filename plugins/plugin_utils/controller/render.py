@@ -160,7 +160,7 @@ def _render(
     desired.update(snapshot)
     outcome.warnings = index.warnings = desired.warnings
     frontends = Frontends(directory.frontends)
-    settings = json.dumps([config, dataclasses.asdict(schedulers)], sort_keys=True)
+    chosen = json.dumps([config, dataclasses.asdict(schedulers)], sort_keys=True)
     outcome.problems = index.problems = tuple(str(problem) for problem in snapshot.problems)
     outcome.ignored = index.ignored = dict(snapshot.ignored)
     index.complete = True
@@ -174,7 +174,7 @@ def _render(
             outcome.stale.append(each.host)
             continue
         outcome.rendered += 1
-        frontends.learn(state, settings)
+        frontends.learn(state, chosen)
         counts = {"service_ports": len(state.fragments)}
         index.learn(each, state.generation, counts)
         if state.generation != each.current and _written(directory.bundles / each.node) != state.generation:
