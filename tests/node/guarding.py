@@ -111,3 +111,36 @@ def _ours(table: str, line: str) -> bool:
         chain = line[1:].split()[0] if line[0] == ":" else line.split()[1]
         return chain in STATIC.get(table, ()) or (table == "nat" and bool(_OWN_CHAIN.fullmatch(chain)))
     return line.replace("-A", "-I", 1) in JUMPS.get(table, ())
+
+
+# What a line of a bundle may speak of, told in another way than the guard tells it.
+_SPEAKS_OF = {
+    "iptables.rules": re.compile(
+        r"(?:-A|-X) KUBE-|:KUBE-[A-Z0-9-]+ - \[0:0\]$|\*(?:mangle|filter|nat)$|COMMIT$"
+        r"|-I (?:INPUT|OUTPUT|FORWARD|PREROUTING|POSTROUTING) (?:-m conntrack --ctstate NEW )?(?:-m comment --comment "
+        r'"(?:kube-proxy|kubernetes) [a-z -]+" )?-j KUBE-[A-Z-]+$'
+    ),
+    "nftables.nft": re.compile(
+        r"(?:add|flush|delete) (?:table|chain|rule|set|map|element|counter) ip6? kube-proxy(?:-generation)?(?: |$)"
+    ),
+    "ipset.rules": re.compile(r"(?:create|add|del|flush|destroy) KUBE-[A-Z0-9-]+(?: |$)"),
+    "ipvs.rules": re.compile(r"-[AaEeDd] -[tu] \S+(?: |$)|-[AaEeDd] --sctp-service \S+(?: |$)"),
+    "ip.batch": re.compile(r"addr(?:ess)? (?:add|del|replace) \S+ dev kube-ipvs0$|link add kube-ipvs0 type dummy$"),
+    "sysctls.conf": re.compile(r"net\.(?:netfilter\.nf_conntrack|ipv4\.(?:vs|conf\.all|ip_forward))[a-z0-9_.]* = \d+$"),
+    "nfacct.rules": re.compile(r"(?:ct_state_invalid_dropped|localhost_nps_accepted)_pkts$"),
+}
+_SPEAKS_OF["ip6tables.rules"] = _SPEAKS_OF["iptables.rules"]
+_KUBELET = re.compile(r"KUBE-KUBELET|KUBE-IPTABLES-HINT|KUBE-SVC-SHORT")
+
+
+def speaks_of_others(files: dict[str, bytes], mode: str) -> list[str]:
+    """Lines, of those files that the mode reads, that speak of what is not ours."""
+    read = {"iptables": ("iptables.rules", "ip6tables.rules"), "nftables": ("nftables.nft",)}.get(
+        mode, ("iptables.rules", "ip6tables.rules", "ipset.rules", "ipvs.rules", "ip.batch")
+    )
+    found: list[str] = []
+    for name in (*read, "sysctls.conf", "nfacct.rules"):
+        lines = files.get(name, b"").decode("utf-8", "replace").split("\n")
+        said = [line for line in lines if line and not line.startswith("#")]
+        found += [f"{name}: {line}" for line in said if not _SPEAKS_OF[name].match(line) or _KUBELET.search(line)]
+    return found
