@@ -560,15 +560,21 @@ ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"
 ipvs_let_go() {
     [ ! -e "$STATE/draining" ] || rm -f "$STATE/draining"
     [ -s "$1" ] || return 0
-    awk '$1 == "-t" && !$4 { print "-e", $1, $2, "-r", $3, "-m -w 0" }' "$1" >"$work/told"
+    looks='' n=0
+    while read -r option server real told; do
+        [ "$option" = -t ] || continue
+        [ "$told" = 1 ] || printf '%s\n' "-e $option $server -r $real -m -w 0"
+        case "$looks " in *" $server "*) continue ;; esac
+        n=$((n + 1))
+        [ "$n" -gt 4 ] || looks="$looks $server"
+    done <"$1" >"$work/told"
     # What is gone already cannot be told anything, and need not.
     [ ! -s "$work/told" ] || ipvsadm -R <"$work/told" >/dev/null 2>&1 || :
     # One look at each virtual server concerned, or at all of them.
-    looks=$(awk '$1 == "-t" && !seen[$2]++ { if (++n > 4) exit; print $2 } END { if (n > 4) print "all" }' "$1")
-    case $looks in
-        '') ;;
-        *all) ipvsadm -Ln ;;
-        *) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done ;;
+    case $n in
+        0) ;;
+        [1-4]) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done ;;
+        *) ipvsadm -Ln ;;
     esac | awk -v draining="$STATE/draining" '
         pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
         !(($1, $2, $3) in busy) { print "-d " $1 " " $2 " -r " $3; next }

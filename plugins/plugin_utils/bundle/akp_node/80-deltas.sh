@@ -15,7 +15,7 @@ apply_delta() {
         print_change false
         return 0
     fi
-    why=$(delta_obstacle)
+    delta_obstacle
     if [ -n "$why" ]; then
         answer_full "$why"
         return 0
@@ -26,18 +26,19 @@ apply_delta() {
     confirm_turn
     check_age
     # While this run waited for the lock the other one may have changed everything.
-    why=$(delta_obstacle)
+    read_record
+    delta_obstacle
     if [ -z "$why" ] && ! "${mode}_on_base"; then why="the kernel does not have generation $base"; fi
     if [ -n "$why" ]; then
         answer_full "$why"
         return 0
     fi
-    previous=$(recorded generation)
-    flavour=$(recorded flavour)
+    previous=$r_generation
+    flavour=$r_flavour
     sync_begins
     keep_delta
     confirm_arm
-    if [ -e "$bundle/sysctls.conf" ]; then sysctls_apply; else unset_sysctls=$(recorded unset_sysctls); fi
+    if [ -e "$bundle/sysctls.conf" ]; then sysctls_apply; else unset_sysctls=$r_unset_sysctls; fi
     counters_apply
     "${mode}_delta" || {
         undo_all
@@ -64,23 +65,41 @@ guard_delta() {
     guard
 }
 
+# The record in variables, all of it at once: a delta is small, and most of its time is processes.
+read_record() {
+    r_generation='' r_digest='' r_deltas='' r_mode='' r_flavour='' r_unset_sysctls=''
+    [ -f "$STATE/applied" ] || return 0
+    while IFS='=' read -r key value; do
+        case $key in
+            generation) r_generation=$value ;;
+            digest) r_digest=$value ;;
+            deltas) r_deltas=$value ;;
+            mode) r_mode=$value ;;
+            flavour) r_flavour=$value ;;
+            unset_sysctls) r_unset_sysctls=$value ;;
+        esac
+    done <"$STATE/applied"
+}
+
 # Is this where the delta leads already?
 delta_applied() {
-    previous=$(recorded generation)
-    flavour=$(recorded flavour)
-    [ "$previous" = "$generation" ] && [ "$(recorded mode)" = "$mode" ] && [ ! -e "$STATE/unsettled" ] || return 1
+    read_record
+    previous=$r_generation
+    flavour=$r_flavour
+    [ "$previous" = "$generation" ] && [ "$r_mode" = "$mode" ] && [ ! -e "$STATE/unsettled" ] || return 1
     came_from=$base base=$generation
     if "${mode}_on_base"; then return 0; fi
     base=$came_from
     return 1
 }
 
-# Why a delta cannot be taken here, from the record alone; nothing if it can.
+# Why a delta cannot be taken here, from the record alone, in $why; nothing if it can.
 delta_obstacle() {
-    if ! type "${mode}_delta" >/dev/null 2>&1; then echo "mode $mode takes whole bundles only"
-    elif [ "$(recorded mode)" != "$mode" ] || [ ! -d "$STATE/bundles/$(recorded digest)" ]; then echo "no bundle of mode $mode is recorded"
-    elif [ "$(recorded generation)" != "$base" ]; then echo "generation $(recorded generation) is recorded, not $base"
-    elif [ -e "$STATE/unsettled" ]; then echo "a run was cut short"
+    why=
+    if ! type "${mode}_delta" >/dev/null 2>&1; then why="mode $mode takes whole bundles only"
+    elif [ "$r_mode" != "$mode" ] || [ ! -d "$STATE/bundles/$r_digest" ]; then why="no bundle of mode $mode is recorded"
+    elif [ "$r_generation" != "$base" ]; then why="generation $r_generation is recorded, not $base"
+    elif [ -e "$STATE/unsettled" ]; then why="a run was cut short"
     fi
 }
 
@@ -106,13 +125,13 @@ delta_services() {
         /^\+/ { alive[key($0)] = 1; next }
         !(key($0) in alive) { removed++ }
         END { if (n && removed * 100 > limit * n) printf "%d of about %d service ports would be removed, more than %d %%\n", removed, n, limit }
-        ' "$STATE/bundles/$(recorded digest)/services.jsonl" "$work/services")
+        ' "$STATE/bundles/$r_digest/services.jsonl" "$work/services")
     [ -z "$share" ] || die 2 "refused: $share"
 }
 
 # Keep the delta. As with bundles, before the kernel is touched.
 keep_delta() {
-    number=$(($(recorded deltas) + 1))
+    number=$((r_deltas + 1))
     kept_now=$STATE/deltas/$number
     if [ -e "$STATE/deltas/.new" ] || [ -e "$kept_now" ]; then rm -rf "$STATE/deltas/.new" "$kept_now"; fi
     { mkdir -p "$STATE/deltas/.new" && cp "$bundle"/*.* "$STATE/deltas/.new" && mv "$STATE/deltas/.new" "$kept_now"; } || {
@@ -123,7 +142,7 @@ keep_delta() {
 
 # Note the delta as applied.
 record_delta() {
-    write_applied "$(recorded digest)" "$number"
+    write_applied "$r_digest" "$number"
     rm -f "$STATE/unsettled" "$STATE/seen"
     if [ "$number" -ge "$DELTAS" ]; then settle store; fi
 }
@@ -135,7 +154,7 @@ check_delta() {
         print_change false
         return 0
     fi
-    why=$(delta_obstacle)
+    delta_obstacle
     if [ -z "$why" ] && ! "${mode}_on_base"; then why="the kernel does not have generation $base"; fi
     if [ -n "$why" ]; then
         answer_full "$why"
@@ -406,7 +425,11 @@ ipvs_delta() {
         pass == "draining" { leaves[$1 " " $2, $3] = 1; next }
         pass == "ipset.rules" { print > (out "/sets." $1); next }
         pass == "ip.batch" { print > (out "/addresses." $2); next }
-        pass == "ipvs.rules" && $1 == "-d" { print $2, $3, $5, 0 > (out "/leaving"); next }
+        pass == "ipvs.rules" && $1 == "-d" {
+            if ($2 == "-t") told = told "-e " $2 " " $3 " -r " $5 " -m -w 0\n"
+            print $2, $3, $5, 1 > (out "/leaving")
+            next
+        }
         pass == "ipvs.rules" && $1 == "-a" && ($2 " " $3, $5) in leaves { sub(/^-a/, "-e"); delete leaves[$2 " " $3, $5] }
         pass == "ipvs.rules" && $1 == "-D" { gone[$2 " " $3] = 1 }
         pass == "ipvs.rules" { print > (out ($1 == "-D" ? "/servers.del" : "/servers.add")); next }
@@ -415,6 +438,8 @@ ipvs_delta() {
         { print > (out "/" pass) }
         /^\*/ { table = substr($1, 2); print "-D KUBE-PROXY-GENERATION -m comment --comment " base > (out "/" pass) }
         END {
+            # After what comes, and with it: those that leave get no new connections.
+            if (told != "") printf "%s", told > (out "/servers.add")
             for (key in leaves) {
                 split(key, part, SUBSEP)
                 if (!(part[1] in gone)) print part[1] " " part[2] " 1" > (out "/leaving")
