@@ -1,12 +1,13 @@
 """The engine: a cluster goes in, each node's exact packet rules come out.
 
-Data flows in one direction through five packages, and each knows only those before it:
+Data flows in one direction through six packages, and each knows only those before it:
 
-    cluster   facts in: a Snapshot of Services, EndpointSlices, Nodes and ServiceCIDRs
-    proxy     decisions: which endpoints a node uses for which Service port (NodeView)
-    backends  rule text: the NodeView as iptables, ipvs or nftables objects (State)
-    bundle    what a node gets: files, manifest, digests, deltas, and the program akp-node
-    cli       the command `akp`, which strings the other four together
+    cluster     facts in: a Snapshot of Services, EndpointSlices, Nodes and ServiceCIDRs
+    proxy       decisions: which endpoints a node uses for which Service port (NodeView)
+    backends    rule text: the NodeView as iptables, ipvs or nftables objects (State)
+    bundle      what a node gets: files, manifest, digests, deltas, releases, and the program akp-node
+    controller  how it gets there: what Ansible's plugins and `akp watch` do on the control host
+    cli         the command `akp`
 """
 
 from __future__ import annotations
