@@ -23,7 +23,7 @@ from .side import Namespace
 
 ADDRESS = "192.168.80.1"
 PORT = 31500
-CONFIG = {
+CONFIG: Object = {
     "mode": "iptables",
     "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
     "conntrack": {"maxPerCore": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
@@ -23,7 +24,7 @@ from .host import Host, Result
 PORT = 31000
 
 
-def service(name: str = "web", check: int = PORT, **fields: object) -> Object:
+def service(name: str = "web", check: int = PORT, **fields: Any) -> Object:
     """A load balancer of policy Local, in both families."""
     number = check - PORT
     made: Object = {
@@ -36,14 +37,14 @@ def service(name: str = "web", check: int = PORT, **fields: object) -> Object:
     return dual_stack(name, **{**made, **fields})
 
 
-def state(*objects: Object, mode: str = "iptables", **fields: object) -> State:
+def state(*objects: Object, mode: str = "iptables", **fields: Any) -> State:
     """What node n1 is given for these objects."""
     # What only a whole machine has is left alone.
     fields = {"conntrack": {"maxPerCore": 0}, **fields}
     return render(node("n1", "172.18.0.11", "fd00:18::11"), *objects, mode=mode, **fields)
 
 
-def shop(local: int = 2, local6: int = 1, **fields: object) -> State:
+def shop(local: int = 2, local6: int = 1, **fields: Any) -> State:
     """web with that many endpoints on the node, and one elsewhere."""
     slices = [
         slice_of("web", *(f"10.244.1.{i + 1}" for i in range(local)), endpoint("10.244.2.1", node="n2")),

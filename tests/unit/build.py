@@ -158,12 +158,12 @@ NO_NFACCT: Object = {"capabilities": {"nfacct": False}}
 
 def chain(state: State, table: str, name: str, family: str = "IPv4") -> str:
     """The rules of a chain, as iptables-save prints them."""
-    return dict(state.objects())[family, table, name]
+    return str(dict(state.objects())[family, table, name])
 
 
 def file(state: State, name: str) -> str:
     """A file of the bundle."""
-    return dict(backends.files(state))[name]
+    return str(dict(backends.files(state))[name])
 
 
 def text(rules: str) -> str:
