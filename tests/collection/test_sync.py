@@ -20,7 +20,7 @@ from .play import BIN, ROOT, SHOP, ansible_environment, playbook
 ALL = ["n1", "n2", "n3"]
 
 
-RULES = "iptables-save; ip6tables-save; find /var/lib/akp /usr/local -type f 2>/dev/null | sort"
+RULES = "iptables-save; ip6tables-save; find /var/lib/akp /usr/local -type f ! -name queued 2>/dev/null | sort"
 BROKEN = "#!/bin/sh\ncat >/dev/null\necho 'iptables-restore: line 7 failed' >&2\nexit 1\n"
 RESTORE = "/usr/local/sbin/iptables-nft-restore"
 
