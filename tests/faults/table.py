@@ -43,7 +43,7 @@ def table(findings: list[Finding]) -> str:
     groups: dict[tuple[str, str], list[Finding]] = {}
     for each in findings:
         groups.setdefault((KINDS.get(each.kind, each.kind), each.mode), []).append(each)
-    for (kind, mode), found in groups.items():
+    for (kind, mode), found in sorted(groups.items()):
         rows.append(_row(kind, mode, found))
     rows.append(_row("**all**", "", findings))
     return "\n".join(rows) + "\n"
