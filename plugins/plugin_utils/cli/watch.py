@@ -69,6 +69,9 @@ def run(arguments: list[str]) -> int:
             desc=_DESCRIPTION,
         )
         found = options.inventory()
+        if options.own("listhosts"):
+            print("\n".join(found.settings()))
+            return 0
         found.warm_up()
     except (ansible.AnsibleError, ansible.NoHosts, ansible.NoCollection) as error:
         raise UsageError(str(error)) from error

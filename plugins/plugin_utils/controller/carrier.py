@@ -23,6 +23,8 @@ from typing import Any, Protocol
 
 # A task that takes longer is ended. Connecting has its own, shorter limit in Ansible.
 LONGEST_TASK_SECONDS = 300.0
+# One that takes longer than this most likely waits for a dead host; it does not count when others want to begin.
+SLOW_TASK_SECONDS = 15.0
 
 
 class Executor(Protocol):
@@ -158,7 +160,7 @@ class _Server:
         self._tell({"settings": self._executor.settings()})
 
     def _start(self) -> None:
-        while len(self._running) < self._executor.forks and (self._urgent or self._other):
+        while (self._urgent or self._other) and self._counted() < self._executor.forks:
             task = (self._urgent or self._other).popleft()
             read, write = os.pipe()
             pid = os.fork()
@@ -167,6 +169,10 @@ class _Server:
             os.close(write)
             self._running[read] = _Running(pid, task["host"], time.monotonic())
             self._selector.register(read, selectors.EVENT_READ)
+
+    def _counted(self) -> int:
+        """The tasks that others have to wait for."""
+        return sum(time.monotonic() - each.began < SLOW_TASK_SECONDS for each in self._running.values())
 
     def _run(self, task: Mapping[str, Any], write: int) -> None:
         """In the forked process: the task, its result, the end."""

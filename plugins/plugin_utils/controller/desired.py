@@ -37,10 +37,16 @@ class Choices:
         """From a KubeProxyConfiguration and the kube_proxy_* variables, named without that prefix."""
         annotations = bool(settings.get("scheduler_annotations"))
         parsed = with_schedulers(parse_config(config), settings.get("schedulers") or {}, annotations=annotations)
-        external: Sequence[str] | None = settings.get("external_ip_cidrs")
-        balanced: Sequence[str] | None = settings.get("load_balancer_cidrs")
-        policy = vip_policy(str(settings.get("vip_policy") or "warn"), external, balanced)
+        cidrs = [_words(settings.get(name)) for name in ("external_ip_cidrs", "load_balancer_cidrs")]
+        policy = vip_policy(str(settings.get("vip_policy") or "warn"), *cidrs)
         return cls(parsed, str(settings.get("compat") or DEFAULT_COMPAT), policy)
+
+
+def _words(value: str | Sequence[str] | None) -> Sequence[str] | None:
+    """A list that may be written with commas; an empty text is none, an empty list is one that allows nothing."""
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",")] if value else None
+    return value
 
 
 class Desired:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible import constants as C  # noqa: N812
 from ansible import context
 from ansible.cli import CLI
 from ansible.cli.arguments import option_helpers
@@ -147,7 +148,7 @@ class Inventory:
         self._task = next(
             task for block in self._play.compile() for task in block.block if getattr(task, "action", "") == NODE
         )
-        defaults = _role_defaults()
+        defaults = {**_role_defaults(), **_keepalive()}
         self._variables = {
             name: {**defaults, **self._manager.get_vars(play=self._play, host=host, task=self._task)}
             for name, host in self._hosts.items()
@@ -214,6 +215,15 @@ def _role_defaults() -> dict[str, Any]:
         )
     file = Path(inspect.getfile(plugin)).parents[2] / "roles" / "sync" / "defaults" / "main.yml"
     return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+
+
+def _keepalive() -> dict[str, str]:
+    """Have ssh notice within seconds that a host is gone, unless the user has options of his own in that place."""
+    plugin_loader.connection_loader.get("ssh", class_only=True)  # which defines the option
+    given = context.CLIARGS.get("ssh_extra_args") or C.config.get_config_value(
+        "ssh_extra_args", plugin_type="connection", plugin_name="ssh"
+    )
+    return {} if given else {"ansible_ssh_extra_args": "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"}
 
 
 class _Nobody:
