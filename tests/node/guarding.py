@@ -16,14 +16,15 @@ from .host import Host
 _MAIN = 'main "$@"\n'
 _BATCH = """
 verify='' operand='' previous='' want_node='' verb=check
+die() { printf '%s\\n' "$2"; exit "$1"; }
 set +e
 while read -r dir; do
     (
         set -e
-        make_work
+        work=$dir.work
+        mkdir "$work"
         open_bundle "$dir"
         if [ "$kind" = Delta ]; then guard_delta; else guard; fi
-        answered=1
     ) >"$dir.answer" 2>/dev/null
     echo "$?"
 done

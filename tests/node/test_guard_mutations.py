@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ def hold(host: Host, first: int, count: int, applied: int) -> Counter[str]:
         for each, directory, code in zip(made, directories, codes, strict=True):
             assert code in (0, 2), f"{each}: exit {code}: {Path(f'{directory}.answer').read_text()}"
             told["refused" if code else "passed"] += 1
+            shutil.rmtree(f"{directory}.work")
             if code == 0:
                 assert speaks_of_others(each.files, str(each.fields["mode"])) == [], each
             if code == 0 and each.original.mode != "ipvs" and told["applied"] + told["not applied"] < applied:
@@ -74,7 +76,7 @@ def test_a_mutated_bundle_is_refused_or_stays_within_our_objects(host: Host) -> 
 @pytest.mark.parametrize("part", range(10))
 def test_ten_thousand_mutated_bundles(part: int, host: Host) -> None:
     first = FIRST + 1000 * part + (0 if host.shell == "dash" else 500)
-    told = hold(host, first, 500, 25)
+    told = hold(host, first, 500, 10)
     print(f"\nmutated bundles {first}-{first + 499} under {host.shell}: {dict(told)}")
     assert told["refused"] + told["passed"] == 500
-    assert told["applied"] > 5
+    assert told["applied"] > 3
