@@ -56,8 +56,8 @@ options:
     type: path
   delta:
     description:
-      - With O(state=applied), the archive of a delta, as C(akp watch) and C(akp publish) make them. It is sent without a
-        question before, and O(bundle) is not looked at. A node that is not where the delta begins changes nothing, and
+      - With O(state=applied), the archive of a delta, as C(akp watch) and C(akp publish) make them. It is sent without
+        a question before, and O(bundle) is not looked at. A node that is not where the delta begins changes nothing, and
         the result says that it needs its whole bundle.
     type: path
   generation:
