@@ -57,8 +57,8 @@ options:
   delta:
     description:
       - With O(state=applied), the archive of a delta, as C(akp watch) and C(akp publish) make them. It is sent without
-        a question before, and O(bundle) is not looked at. A node that is not where the delta begins changes nothing, and
-        the result says that it needs its whole bundle.
+        a question before, and O(bundle) is not looked at. A node that is not where the delta begins changes nothing,
+        and the result says that it needs its whole bundle.
     type: path
   generation:
     description: With O(state=rolled_back), the generation to go back to, or its first digits.
