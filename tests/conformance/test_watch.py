@@ -221,21 +221,21 @@ def test_two_hundred_changes_with_cuts_a_restart_and_a_node_that_is_away(
     plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("AKP_SEED", random.randrange(1 << 32)))
-    print(f"AKP_SEED={seed}")
+    total = int(os.environ.get("AKP_CHANGES", "200"))
+    print(f"AKP_SEED={seed} AKP_CHANGES={total}")
     draw = random.Random(seed)
     with wire(plane, 7443) as cable, Watcher(plane, inventory, tmp_path / "watch", port=7443) as watcher:
         watcher.wait("settled")
         alive: dict[str, int] = {}
-        for step in range(200):
-            if step == 139:
-                watcher.wait("failed", 0, lambda event: event["host"] == "n2")
-            if step % 25 == 10:
+        for step in range(total):
+            if step % (total // 8) == total // 20:
                 assert cable.cut()
-            if step == 60:
+            if step == total * 6 // 20:
                 lab.sh("ip link set n2 down")
-            if step == 110:
+            if step == total * 11 // 20:
                 plane.restart()
-            if step == 140:
+            if step == total * 14 // 20:
+                watcher.wait("failed", 0, lambda event: event["host"] == "n2")
                 lab.sh("ip link set n2 up")
             _change(plane, draw, alive)
             time.sleep(draw.expovariate(8))
@@ -250,7 +250,7 @@ def test_two_hundred_changes_with_cuts_a_restart_and_a_node_that_is_away(
     assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
     for host in ALL:
         generations = [each["generation"] for each in pushed if each["host"] == host]
-        assert len(generations) > 5
+        assert len(generations) > 1
         assert all(one != other for one, other in itertools.pairwise(generations)), "pushed twice"
     assert all(each["changed"] for each in pushed)
 
