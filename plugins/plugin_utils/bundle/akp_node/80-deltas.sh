@@ -335,14 +335,17 @@ nftables_on_base() {
 
 # One transaction, so there is nothing to undo, and no need to ask first.
 nftables_delta() {
+    awk '$2 == "chain" && $1 == "add" { added[$3, $5] = 1 }
+         $2 == "chain" && $1 == "flush" && !(($3, $5) in added) { print "delete chain " $3 " kube-proxy " $5 }' "$bundle/nftables.nft" >"$work/gone" || {
+        echo "the delta cannot be read (is ${TMPDIR:-/tmp} full?)" >"$work/refused"
+        return 1
+    }
     : >"$STATE/unsettled"
     trap '' HUP INT TERM
     nft_run "$bundle/nftables.nft" || {
         rm -f "$STATE/unsettled"
         return 1
     }
-    awk '$2 == "chain" && $1 == "add" { added[$3, $5] = 1 }
-         $2 == "chain" && $1 == "flush" && !(($3, $5) in added) { print "delete chain " $3 " kube-proxy " $5 }' "$bundle/nftables.nft" >"$work/gone"
     nft_drop "$work/gone"
 }
 
