@@ -142,6 +142,6 @@ def speaks_of_others(files: dict[str, bytes], mode: str) -> list[str]:
     found: list[str] = []
     for name in (*read, "sysctls.conf", "nfacct.rules"):
         lines = files.get(name, b"").decode("utf-8", "replace").split("\n")
-        said = [line for line in lines if line and not line.startswith("#")]
+        said = [line.strip(" ") for line in lines if line and not line.startswith("#")]
         found += [f"{name}: {line}" for line in said if not _SPEAKS_OF[name].match(line) or _KUBELET.search(line)]
     return found
