@@ -25,7 +25,7 @@ while read -r dir; do
         mkdir "$work"
         open_bundle "$dir"
         if [ "$kind" = Delta ]; then guard_delta; else guard; fi
-    ) >"$dir.answer" 2>/dev/null
+    ) </dev/null >"$dir.answer" 2>/dev/null
     echo "$?"
 done
 """
