@@ -22,7 +22,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert file.exists(), link
         if heading:
             headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
-            assert heading in [re.sub(r"[^\w\- ]", "", each).strip().lower().replace(" ", "-") for each in headings], link
+            assert heading in [re.sub(r"[^\w\- ]", "", each).strip().lower().replace(" ", "-") for each in headings], (
+                link
+            )
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

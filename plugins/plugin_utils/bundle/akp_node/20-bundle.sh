@@ -139,10 +139,10 @@ manifest_files() {
     ' "$manifest"
 }
 
-# The iptables file of a family; empty when the bundle has none (or an empty one).
+# The iptables file of a family, in $file; empty when the bundle has none (or an empty one).
 rules_file() {
-    case $1 in 4) f=$bundle/iptables.rules ;; 6) f=$bundle/ip6tables.rules ;; esac
-    if [ -s "$f" ]; then printf '%s' "$f"; fi
+    case $1 in 4) file=$bundle/iptables.rules ;; 6) file=$bundle/ip6tables.rules ;; esac
+    [ -s "$file" ] || file=
 }
 
 # ---------------------------------------------------------------- Guard

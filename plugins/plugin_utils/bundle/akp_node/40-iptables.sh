@@ -3,11 +3,11 @@
 flavour=            # nft or legacy
 flavour_trouble=    # why this host cannot be served, if so
 
-# The command of a family in the chosen flavour: ipt 4 save -> iptables-nft-save.
+# The command of a family in the chosen flavour, in $ipt: ipt 4 save -> iptables-nft-save. A subshell would cost a process.
 ipt() {
     case $1 in 4) tool=iptables ;; 6) tool=ip6tables ;; esac
     if has "$tool-$flavour${2:+-$2}"; then tool=$tool-$flavour; fi
-    printf '%s' "$tool${2:+-$2}"
+    ipt=$tool${2:+-$2}
 }
 
 # The flavour of the plain iptables command.
@@ -31,12 +31,13 @@ legacy_tables() {
 # Print a family's tables as iptables-save does. Nothing is created by looking.
 # On nft the tool reads the whole family whatever table is asked for, so it is called once.
 iptables_save() {
-    if ! has "$(ipt "$1" save)"; then return 0
+    ipt "$1" save
+    if ! has "$ipt"; then return 0
     elif [ "$flavour" = nft ]; then
         # A kernel without nf_tables and foreign tables that iptables cannot print are no failure; any other is, as
         # what could not be read would be taken for what is not there.
-        "$(ipt "$1" save)" 2>"$work/save.err" || grep -q -e 'rule set generation' -e incompatible "$work/save.err"
-    else for t in $(legacy_tables "$1"); do "$(ipt "$1" save)" -t "$t" 2>"$work/save.err" || return 1; done
+        "$ipt" 2>"$work/save.err" || grep -q -e 'rule set generation' -e incompatible "$work/save.err"
+    else for t in $(legacy_tables "$1"); do "$ipt" -t "$t" 2>"$work/save.err" || return 1; done
     fi
 }
 
@@ -58,7 +59,7 @@ iptables_read() {
     for flavour in nft legacy; do
         for fam in $FAMILIES; do
             : >"$work/$flavour.$fam"
-            ! flavour_present "$flavour" || iptables_save "$fam" >"$work/$flavour.$fam" || unread="$(ipt "$fam" save) failed, so what the kernel has is not known: $(tail -n 1 "$work/save.err")"
+            ! flavour_present "$flavour" || iptables_save "$fam" >"$work/$flavour.$fam" || unread="$ipt failed, so what the kernel has is not known: $(tail -n 1 "$work/save.err")"
         done
     done
     if [ -s "$work/nft.4" ] || [ -s "$work/nft.6" ]; then in_nft=$(chains_of "$work/nft.4" "$work/nft.6"); fi
@@ -85,9 +86,11 @@ iptables_read() {
 # Can a family be programmed? Where there is a table, yes; else it is tried in a throw-away network namespace, so that
 # no table appears here.
 family_works() {
-    has "$(ipt "$1" restore)" || return 1
+    ipt "$1" restore
+    has "$ipt" || return 1
     if [ -s "$work/actual.$1" ] && grep -q '^\*nat$' "$work/actual.$1"; then return 0; fi
-    if in_sandbox "$(ipt "$1")" -t nat -N AKP-PROBE; then return 0; fi
+    ipt "$1"
+    if in_sandbox "$ipt" -t nat -N AKP-PROBE; then return 0; fi
     ! in_sandbox true
 }
 
@@ -348,7 +351,8 @@ firewall_owner() {
 
 # Load a restore file. On failure $work/refused has the tool's message and the line it refused.
 iptables_restore() {
-    "$(ipt "$1" restore)" -w 5 --noflush --counters <"$2" >/dev/null 2>"$work/err" && return 0
+    ipt "$1" restore
+    "$ipt" -w 5 --noflush --counters <"$2" >/dev/null 2>"$work/err" && return 0
     line=$(sed -n 's/.*[Ll]ine:\{0,1\} \([0-9][0-9]*\).*/\1/p' "$work/err" | sed -n 1p)
     {
         grep -v -e '^ *$' -e '^Try ' "$work/err" | tr '\n' ' '
@@ -405,7 +409,8 @@ iptables_drop_tables() {
     if [ "$flavour" != nft ] || [ ! -e "$STATE/before/tables.4" ]; then return 0; fi
     for fam in $FAMILIES; do
         case $fam in 4) f=ip ;; 6) f=ip6 ;; esac
-        has "$(ipt "$fam")" || continue
+        ipt "$fam"
+        has "$ipt" || continue
         iptables_save "$fam" >"$work/now.$fam"
         iptables_inventory "$fam" >"$work/inventory"
         for t in mangle filter nat; do
@@ -413,7 +418,7 @@ iptables_drop_tables() {
             sed -n "s/^$t \([A-Z]*\)\$/\1/p" "$work/inventory" | while read -r c; do
                 grep -q -x "$t $c" "$STATE/before/tables.$fam" && continue
                 awk -v t="*$t" -v c="$c" '/^\*/ { inside = $1 == t } inside && $1 == "-A" && $2 == c { exit 1 }' "$work/now.$fam" || continue
-                if has nft; then nft delete chain "$f" "$t" "$c" 2>/dev/null || :; else "$(ipt "$fam")" -t "$t" -X "$c" 2>/dev/null || :; fi
+                if has nft; then nft delete chain "$f" "$t" "$c" 2>/dev/null || :; else ipt "$fam"; "$ipt" -t "$t" -X "$c" 2>/dev/null || :; fi
             done
             # An empty table is two lines; one with anything in it is not deleted.
             if has nft && ! grep -q -x "$t" "$STATE/before/tables.$fam" && [ "$(nft list table "$f" "$t" 2>/dev/null | wc -l)" -eq 2 ]; then

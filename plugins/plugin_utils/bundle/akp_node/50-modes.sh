@@ -23,10 +23,13 @@ iptables_preflight() {
     need iptables iptables
     flavour_present "$flavour" || die 3 "missing tool: iptables-$flavour (package iptables)"
     for fam in $FAMILIES; do
-        [ -n "$(rules_file "$fam")" ] || continue
-        need "$(ipt "$fam" save)" iptables
-        need "$(ipt "$fam" restore)" iptables
-        family_works "$fam" || die 3 "missing kernel feature: the ipv$fam nat table for $(ipt "$fam")"
+        rules_file "$fam"
+        [ -n "$file" ] || continue
+        for what in save restore; do
+            ipt "$fam" "$what"
+            need "$ipt" iptables
+        done
+        family_works "$fam" || die 3 "missing kernel feature: the ipv$fam nat table for $ipt"
     done
     if conntrack_pending; then need conntrack conntrack; fi
     if [ -n "$(counter_lines)" ]; then need nfacct nfacct; fi
@@ -34,9 +37,10 @@ iptables_preflight() {
 
 # Does every table carry the bundle's marker and jumps?
 iptables_current() {
-    has "$(ipt 4)" || return 1
+    ipt 4
+    has "$ipt" || return 1
     for fam in $FAMILIES; do
-        file=$(rules_file "$fam")
+        rules_file "$fam"
         [ -n "$file" ] || continue
         iptables_glance "$fam" >"$work/glance"
         grep -e '^\*' -e '^-I ' -e '^-A KUBE-PROXY-GENERATION ' "$file" |
@@ -53,9 +57,11 @@ iptables_glance() {
         printf '*%s\n' "$t"
         if [ "$flavour" = nft ]; then
             case $t in filter) chains='INPUT FORWARD OUTPUT' ;; nat) chains='PREROUTING OUTPUT POSTROUTING' ;; esac
-            for c in KUBE-PROXY-GENERATION $chains; do "$(ipt "$1")" -t "$t" -S "$c" 2>/dev/null || :; done
+            ipt "$1"
+            for c in KUBE-PROXY-GENERATION $chains; do "$ipt" -t "$t" -S "$c" 2>/dev/null || :; done
         elif legacy_tables "$1" | grep -q -x "$t"; then
-            "$(ipt "$1" save)" -t "$t" | awk '/^-A [A-Z]+ / { print } /^-A KUBE-PROXY-GENERATION / { print; exit }'
+            ipt "$1" save
+            "$ipt" -t "$t" | awk '/^-A [A-Z]+ / { print } /^-A KUBE-PROXY-GENERATION / { print; exit }'
         fi
     done
 }
@@ -63,7 +69,7 @@ iptables_glance() {
 # Families without a file are wanted empty: what an earlier bundle left there goes.
 iptables_compare() {
     for fam in $FAMILIES; do
-        file=$(rules_file "$fam")
+        rules_file "$fam"
         iptables_plan "$work/actual.$fam" "${file:-/dev/null}" "$work/plan.$fam" "$(firewall_owner "$fam")" ||
             die 3 "the comparison of ipv$fam rules failed (is ${TMPDIR:-/tmp} full?)"
     done
@@ -113,7 +119,7 @@ chain_services() {
 iptables_details() {
     for fam in $FAMILIES; do
         # Rules without a comment, in chains that came with a delta: the way to them names the Service.
-        file=$(rules_file "$fam")
+        rules_file "$fam"
         if [ -n "$file" ] && awk -F '\t' '$4 == "" && $3 ~ /^KUBE-(SVC|SVL|EXT|FW|SEP)-/ { found = 1; exit } END { exit !found }' "$work/plan.$fam/detail"; then
             chain_services "$file" >"$work/owners"
             awk -F '\t' -v OFS='\t' -v owners="$work/owners" '
@@ -135,7 +141,8 @@ iptables_details() {
 # Where the recorded bundle has markers: "family table" lines.
 iptables_expected() {
     for fam in $FAMILIES; do
-        if [ -n "$(rules_file "$fam")" ]; then printf 'ipv%s filter\nipv%s nat\n' "$fam" "$fam"; fi
+        rules_file "$fam"
+        if [ -n "$file" ]; then printf 'ipv%s filter\nipv%s nat\n' "$fam" "$fam"; fi
     done
 }
 
@@ -193,8 +200,9 @@ iptables_reread() {
 # Everything of ours that the kernel holds, as lines; different whenever any of it is.
 iptables_glimpse() {
     for fam in $FAMILIES; do
-        if [ "$flavour" = nft ]; then "$(ipt "$fam" save)" 2>/dev/null || :
-        else for t in $(legacy_tables "$fam"); do "$(ipt "$fam" save)" -t "$t" 2>/dev/null || :; done
+        ipt "$fam" save
+        if [ "$flavour" = nft ]; then "$ipt" 2>/dev/null || :
+        else for t in $(legacy_tables "$fam"); do "$ipt" -t "$t" 2>/dev/null || :; done
         fi
     done | sed -n -e '/KUBELET-CANARY/d' -e '/IPTABLES-HINT/d' -e '/KUBE-/p'
 }

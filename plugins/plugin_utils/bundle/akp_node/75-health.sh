@@ -63,7 +63,7 @@ family_generation() {
     case $mode/$1 in
         nftables/4) nft_marker ip ;;
         nftables/6) nft_marker ip6 ;;
-        *) "$(ipt "$1")" -w 2 -t filter -S KUBE-PROXY-GENERATION 2>/dev/null | sed -n 's/^-A .*--comment "\{0,1\}\([0-9a-f]*\)"\{0,1\}$/\1/p' ;;
+        *) ipt "$1"; "$ipt" -w 2 -t filter -S KUBE-PROXY-GENERATION 2>/dev/null | sed -n 's/^-A .*--comment "\{0,1\}\([0-9a-f]*\)"\{0,1\}$/\1/p' ;;
     esac
 }
 

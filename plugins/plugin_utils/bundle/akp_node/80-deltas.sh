@@ -247,16 +247,18 @@ seal() {
 # What a delta means to iptables: changed chains whole, and -X for those that go.
 iptables_on_base() {
     for fam in $FAMILIES; do
-        [ -n "$(rules_file "$fam")" ] || continue
+        rules_file "$fam"
+        [ -n "$file" ] || continue
+        ipt "$fam"
         for t in filter nat; do
-            [ "$("$(ipt "$fam")" -w 5 -t "$t" -S KUBE-PROXY-GENERATION 2>/dev/null | sed -n 's/^-A .*--comment "\{0,1\}\([0-9a-f]*\)"\{0,1\}$/\1/p')" = "$base" ] || return 1
+            [ "$("$ipt" -w 5 -t "$t" -S KUBE-PROXY-GENERATION 2>/dev/null | sed -n 's/^-A .*--comment "\{0,1\}\([0-9a-f]*\)"\{0,1\}$/\1/p')" = "$base" ] || return 1
         done
     done
 }
 
 iptables_delta() {
     for fam in $FAMILIES; do
-        file=$(rules_file "$fam")
+        rules_file "$fam"
         [ -n "$file" ] || continue
         iptables_switch "$fam" "$file" && continue
         # The other family may have its part already: back to what is recorded, by comparison.

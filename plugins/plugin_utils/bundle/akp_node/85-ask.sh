@@ -76,7 +76,10 @@ note_seen() {
 # Leave a few lines of shell that answer ask if nothing changed, for carriers that would otherwise start all of this
 # program for it. They are sourced with the key and the program that the carrier knows, and say nothing otherwise.
 write_question() {
-    look="{ $(ipt 4 save); $(ipt 6 save); } 2>/dev/null | sed -n -e /KUBELET-CANARY/d -e /IPTABLES-HINT/d -e /KUBE-/p -e '/^[0-9]*\$/p' -"
+    ipt 4 save
+    look=$ipt
+    ipt 6 save
+    look="{ $look; $ipt; } 2>/dev/null | sed -n -e /KUBELET-CANARY/d -e /IPTABLES-HINT/d -e /KUBE-/p -e '/^[0-9]*\$/p' -"
     look="$look $(sysctl_paths) /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal $ROUTE_LOCALNET 2>/dev/null"
     sh -c "$look" >"$work/look" || :
     grep -q "$generation" "$work/look" || return 0

@@ -237,15 +237,17 @@ interface_addresses() {
 
 # A counter can be made and a rule that names it loads.
 nfacct_works() {
+    ipt 4
     has nfacct && in_sandbox sh -c 'nfacct add akp_probe && "$1" -N AKP-PROBE &&
-        "$1" -A AKP-PROBE -m nfacct --nfacct-name akp_probe' sh "$(ipt 4)"
+        "$1" -A AKP-PROBE -m nfacct --nfacct-name akp_probe' sh "$ipt"
 }
 
 ipvs_works() { [ -e /proc/net/ip_vs ] || { has modprobe && modprobe -n -q ip_vs; }; }
 
 iptables_fact() {
     if [ -z "$flavour" ]; then printf null; return 0; fi
-    version=$("$(ipt 4)" -V 2>/dev/null | sed -n 's/^[^ ]* v\([0-9.]*\).*/\1/p')
+    ipt 4
+    version=$("$ipt" -V 2>/dev/null | sed -n 's/^[^ ]* v\([0-9.]*\).*/\1/p')
     printf '{"flavour": "%s", "version": %s}' "$flavour" "$(json_or_null "$version")"
 }
 
