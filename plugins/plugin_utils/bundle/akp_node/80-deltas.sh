@@ -251,7 +251,10 @@ iptables_on_base() {
         [ -n "$file" ] || continue
         ipt "$fam"
         for t in filter nat; do
-            [ "$("$ipt" -w 5 -t "$t" -S KUBE-PROXY-GENERATION 2>/dev/null | sed -n 's/^-A .*--comment "\{0,1\}\([0-9a-f]*\)"\{0,1\}$/\1/p')" = "$base" ] || return 1
+            case $("$ipt" -w 5 -t "$t" -S KUBE-PROXY-GENERATION 2>/dev/null) in
+                *" --comment $base" | *" --comment \"$base\"") ;;
+                *) return 1 ;;
+            esac
         done
     done
 }

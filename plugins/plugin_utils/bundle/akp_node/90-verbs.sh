@@ -24,7 +24,7 @@ verb_apply() {
         print_change false
         return 0
     fi
-    sync_begins
+    [ "$(recorded digest)" = "$digest" ] || sync_begins
     "${mode}_read"
     "${mode}_preflight"
     remember
