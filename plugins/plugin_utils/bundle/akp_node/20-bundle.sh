@@ -152,7 +152,7 @@ rules_file() {
 # Check all files of the bundle; end with 2, naming file, line and reason.
 guard() {
     # For some awks a line ends there, for the tool that reads it next it may not.
-    [ -z "$(cat "$bundle"/*.* | tr -c -d '\000' | tr '\000' x | head -c 1)" ] || die 2 "a file of the bundle has a byte that is no text"
+    cat "$bundle"/*.* | tr -c -d '\000' | cmp -s - /dev/null || die 2 "a file of the bundle has a byte that is no text"
     "${mode}_guard"
     guard_lines sysctls.conf '
         BEGIN { n = split(ENVIRON["SYSCTLS"], a, " "); for (i = 1; i <= n; i++) ok[a[i]] = 1 }

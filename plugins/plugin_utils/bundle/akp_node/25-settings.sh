@@ -7,6 +7,9 @@
 ETC=${AKP_ETC:-/etc/akp}
 SETTINGS='cluster node signatures url ca certificate key proxy report fetcher limit textfile keep'
 
+# Is anything set? Asked where the answer is mostly no, and a process to find out is one too many.
+has_settings() { [ -e "$ETC/node.conf" ]; }
+
 # The value of a setting, or the default $2.
 setting() {
     value=
@@ -20,7 +23,7 @@ setting() {
 
 # Refuse (2) a node.conf that says something else than it seems to: unknown keys, a key twice or without a value.
 check_settings() {
-    [ -e "$ETC/node.conf" ] || return 0
+    has_settings || return 0
     [ -r "$ETC/node.conf" ] || die 3 "$ETC/node.conf cannot be read"
     why=$(awk -v known=" $SETTINGS " '
         /^[ \t]*(#|$)/ { next }

@@ -133,7 +133,8 @@ this_node() {
 count_signers() {
     wanted=$(setting signatures 1)
     approvers=$(printf '%s' "$signers" | sed 's/ automation / /')
-    found=$(count_words "$approvers")
+    count_words "$approvers"
+    found=$words
     if [ "$found" -lt "$wanted" ] && [ "$approvers" != "$signers" ]; then
         [ "${1:-}" = same ] || automation_suffices
         return 0

@@ -38,7 +38,7 @@ health_file() {
 }
 
 # A change has come that is not in the kernel yet; since when is what health depends on.
-sync_begins() { [ -e "$STATE/queued" ] || (date +%s >"$STATE/queued") 2>/dev/null || :; }
+sync_begins() { [ -e "$STATE/queued" ] || true 2>/dev/null >"$STATE/queued" || :; }
 sync_ended() { [ ! -e "$STATE/queued" ] || rm -f "$STATE/queued"; }
 
 # Healthy, as kube-proxy means it: no change has waited for two periods. And what was applied is in the kernel still,
@@ -46,9 +46,9 @@ sync_ended() { [ ! -e "$STATE/queued" ] || rm -f "$STATE/queued"; }
 proxy_healthy() {
     generation=$(recorded generation)
     [ -n "$generation" ] || return 1
-    if read -r since 2>/dev/null <"$STATE/queued"; then
+    if [ -e "$STATE/queued" ]; then
+        since=$(date -r "$STATE/queued" +%s 2>/dev/null) || since=0
         period=$(sed -n 's/^period //p' "$health")
-        case $since in '' | *[!0-9]*) since=0 ;; esac
         [ $(($(date +%s) - since)) -lt $((2 * ${period:-30})) ] || return 1
     fi
     mode=$(recorded mode) flavour=$(recorded flavour)
@@ -192,6 +192,10 @@ utc() { date -u -d "@$1" +%Y-%m-%dT%H:%M:%SZ; }
 
 # Keep the socket units in step with what was applied. What goes wrong here is a warning: the rules are in.
 health_sync() {
+    if ! has_settings; then
+        health_leave
+        return 0
+    fi
     case $(setting health none) in
         systemd) ;;
         none) health_leave; return 0 ;;

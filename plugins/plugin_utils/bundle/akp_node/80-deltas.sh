@@ -143,7 +143,7 @@ keep_delta() {
 # Note the delta as applied.
 record_delta() {
     write_applied "$r_digest" "$number"
-    rm -f "$STATE/unsettled" "$STATE/seen"
+    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/seen" ]; then rm -f "$STATE/unsettled" "$STATE/seen"; fi
     if [ "$number" -ge "$DELTAS" ]; then settle store; fi
 }
 

@@ -154,7 +154,7 @@ confirm_end() {
     elif [ -f "$STATE/unconfirmed" ]; then
         if [ "$verb" = rollback ] || ! confirm_waits || [ "$(unconfirmed generation)" != "$generation" ]; then confirm_disarm; fi
     fi
-    case $verb in rollback | restore) ;; *) rm -f "$STATE/undone" ;; esac
+    case $verb in rollback | restore) ;; *) [ ! -e "$STATE/undone" ] || rm -f "$STATE/undone" ;; esac
 }
 
 # Nothing waits any more. The process sees it within a second, and ends.

@@ -7,7 +7,7 @@
 # Say how a run ended, $1 its exit code. Never fails: it is the last thing of a run that has answered already.
 metrics_write() {
     case $verb in apply | rollback | restore | undo | pull | status | cleanup) ;; *) return 0 ;; esac
-    [ -z "$dry_run" ] || return 0
+    if [ -n "$dry_run" ] || ! has_settings; then return 0; fi
     folder=$(setting textfile)
     [ -n "$folder" ] || return 0
     if [ "$verb/$1" = cleanup/0 ]; then

@@ -97,20 +97,22 @@ leave_ipvs() {
 # Everything that apply would set has its value, by a cheap look.
 is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$(recorded unset_sysctls)")" ] && [ -z "$(counters_missing)" ]; }
 
+# How many words $1 has, in $words.
 count_words() {
-    n=0
-    for _ in $1; do n=$((n + 1)); done
-    printf '%d' "$n"
+    words=0
+    for _ in $1; do words=$((words + 1)); done
 }
 
 # The result of apply and check.
 print_change() {
     print_services
-    printf '{"verb": "%s", "ok": true, "changed": %s, "node": %s, "mode": "%s", "flavour": %s, ' \
-        "$verb" "$1" "$(json_string "$node")" "$mode" "$(json_or_null "$flavour")"
-    printf '"generation": "%s", "previous": %s, ' "$generation" "$(json_or_null "$previous")"
+    printf '{"verb": "%s", "ok": true, "changed": %s, "node": %s, "mode": "%s", ' "$verb" "$1" "$(json_string "$node")" "$mode"
+    if [ -n "$flavour" ]; then printf '"flavour": "%s", ' "$flavour"; else printf '"flavour": null, '; fi
+    printf '"generation": "%s", ' "$generation"
+    if [ -n "$previous" ]; then printf '"previous": "%s", ' "$previous"; else printf '"previous": null, '; fi
     if [ -d "$work/plan.4" ]; then printf '"chains": {%s}, ' "$("${mode}_counts")"; fi
-    printf '"sysctls": %d, "counters": %d, "flows": %d, ' "$changed_sysctls" "$(count_words "$made_counters")" "$flows"
+    count_words "$made_counters"
+    printf '"sysctls": %d, "counters": %d, "flows": %d, ' "$changed_sysctls" "$words" "$flows"
     if [ -e "$work/plan.ipvs/counts" ]; then ipvs_report; fi
     confirm_answer
     if [ -n "$verify" ] && [ "$verb" = check ]; then printf '"differences": [%s], ' "$("${mode}_details")"; fi
@@ -362,8 +364,9 @@ verb_cleanup() {
     rmdir "$STATE" 2>/dev/null || :
     print_services
     printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "chains": {%s}, ' "$changed" "$(json_or_null "$flavour")" "$(iptables_counts)"
+    count_words "$made_counters"
     printf '"sysctls": %d, "counters": %d, "seconds": %s, "warnings": [%s]}\n' \
-        "$changed_sysctls" "$(count_words "$made_counters")" "$(elapsed)" "$warnings"
+        "$changed_sysctls" "$words" "$(elapsed)" "$warnings"
 }
 
 # Look again at the real servers that were told to leave while they had connections.
@@ -418,7 +421,7 @@ main() {
         esac
         shift
     done
-    [ -n "${AKP_KEEP:-}" ] || KEEP=$(setting keep 3)
+    if [ -z "${AKP_KEEP:-}" ] && has_settings; then KEEP=$(setting keep 3); fi
     for number in "$LOCK_WAIT" "$KEEP" "$CHUNK"; do
         case $number in '' | *[!0-9]*) die 2 "AKP_LOCK_WAIT, AKP_KEEP and AKP_CHUNK are numbers, not \"$number\"" ;; esac
     done
