@@ -16,7 +16,7 @@ from ..cluster.record import record_of
 from ..controller.publish import History, Inputs, publish
 from ..controller.render import Schedulers, Vips, load_config
 from .console import Progress, UsageError, report_left_out
-from .render import add_rule_options, gathered_facts
+from .render import add_input_options, add_rule_options, gathered_facts
 
 _DESCRIPTION = """\
 Writes a directory that nodes pull from (akp-node pull), over any static web server or file share:
@@ -35,16 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--cluster",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="what kubectl prints of Services, EndpointSlices, Nodes and ServiceCIDRs: a file, or a directory of them",
-    )
-    parser.add_argument(
-        "--config", required=True, type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it"
-    )
+    add_input_options(parser)
     parser.add_argument("--output", required=True, type=Path, metavar="OUT", help="the directory to publish in")
     parser.add_argument(
         "--cluster-name", required=True, metavar="NAME", help="what nodes know the cluster as (node.conf: cluster)"

@@ -37,16 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--cluster",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="what kubectl prints of Services, EndpointSlices, Nodes and ServiceCIDRs: a file, or a directory of them",
-    )
-    parser.add_argument(
-        "--config", required=True, type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it"
-    )
+    add_input_options(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--node",
@@ -67,6 +58,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_rule_options(parser)
     parser.set_defaults(run=run)
+
+
+def add_input_options(parser: argparse.ArgumentParser) -> None:
+    """What rules are made of."""
+    parser.add_argument(
+        "--cluster",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="what kubectl prints of Services, EndpointSlices, Nodes and ServiceCIDRs: a file, or a directory of them",
+    )
+    parser.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it"
+    )
 
 
 def add_rule_options(parser: argparse.ArgumentParser) -> None:

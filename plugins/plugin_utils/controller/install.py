@@ -15,32 +15,20 @@ from collections.abc import Mapping, Sequence
 
 from ..bundle.archive import archive
 from ..bundle.program import PROGRAM, node_program
-from .push import INSTALLED, Command
+from .push import INSTALLED, UNPACK, Command
 
 ETC_DIR = "/etc/akp"
 _PATH = re.compile(r"/[A-Za-z0-9._@/+-]+")
 _MODE = re.compile(r"0?[0-7]{3}")
 _KEY = re.compile(r"[a-z_]+")
 
-_SCRIPT = """\
-set -eu
-umask 077
-d=$(mktemp -d "${{TMPDIR:-/tmp}}/akp.XXXXXX")
-trap 'rm -rf "$d"' EXIT
-trap 'exit 129' HUP
-trap 'exit 130' INT
-trap 'exit 143' TERM
-dry={dry}
-gzip -dc | awk -v d="$d" '
-  left > 0 {{ print > f; if (!--left) close(f); next }}
-  /^== [A-Za-z0-9_][A-Za-z0-9._-]* [0-9]+$/ {{ f = d "/" $2; left = $3 + 0; printf "" > f; if (!left) close(f); next }}
-  /^==$/ {{ whole = 1; exit }}
-  {{ exit }}
-  END {{ exit !whole }}' || {{
+_SCRIPT = (
+    UNPACK
+    + """\
   echo '{{"ok": false, "error": "the files were cut short on their way"}}'
   exit 2
 }}
-list=
+dry={dry} list=
 note() {{ list="$list${{list:+, }}\\"$1\\""; }}
 put() {{
   if cmp -s "$d/$1" "$2" && [ -n "$(find "$2" -prune -perm "$3" -user 0)" ]; then return 0; fi
@@ -83,6 +71,7 @@ if [ -n "$list" ] && [ -z "$dry" ]; then
 fi
 echo "{{\\"ok\\": true, \\"files\\": [$list]}}"
 """
+)
 
 
 class InvalidInstall(Exception):

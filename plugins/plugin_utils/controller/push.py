@@ -43,7 +43,7 @@ echo '{{"ok": false, "need": "program"}}'
 """
 
 # The archive is what `akp-node apply -` reads; here the program itself has to be taken out of it first.
-_CARRY = """\
+UNPACK = """\
 set -eu
 umask 077
 d=$(mktemp -d "${{TMPDIR:-/tmp}}/akp.XXXXXX")
@@ -57,11 +57,16 @@ gzip -dc | awk -v d="$d" '
   /^==$/ {{ whole = 1; exit }}
   {{ exit }}
   END {{ exit !whole }}' || {{
+"""
+_CARRY = (
+    UNPACK
+    + """\
   echo '{{"ok": false, "code": 2, "error": "the bundle was cut short on its way"}}'
   exit 2
 }}
 {install}sh "$d/akp-node" {arguments}
 """
+)
 
 _INSTALL = """\
 if ! cmp -s "$d/akp-node" {installed}; then

@@ -39,14 +39,17 @@ unlock() {
 }
 
 # A value of the record of the last apply; empty when there is none.
-recorded() {
-    [ -f "$STATE/applied" ] || return 0
+recorded() { value_from "$STATE/applied" "$1"; }
+
+# The value of a key in a file of key=value lines.
+value_from() {
+    [ -f "$1" ] || return 0
     while IFS='=' read -r key value; do
-        if [ "$key" = "$1" ]; then
+        if [ "$key" = "$2" ]; then
             printf '%s\n' "$value"
             return 0
         fi
-    done <"$STATE/applied"
+    done <"$1"
 }
 
 settled=

@@ -18,17 +18,6 @@ undoing=       # this run undoes a change that nobody confirmed
 # A value of the change that waits for its confirmation; empty if none does.
 unconfirmed() { value_from "$STATE/unconfirmed" "$1"; }
 
-# The value of a key in a file of key=value lines.
-value_from() {
-    [ -f "$1" ] || return 0
-    while IFS='=' read -r key value; do
-        if [ "$key" = "$2" ]; then
-            printf '%s\n' "$value"
-            return 0
-        fi
-    done <"$1"
-}
-
 boot_id() { cat /proc/sys/kernel/random/boot_id; }
 
 # Does a change wait for its confirmation, with time left? $left are the seconds.
