@@ -8,7 +8,8 @@ from functools import cache
 from importlib import resources
 
 PROGRAM = "akp-node"
-_FOR_EDITORS = "# shellcheck shell=sh\n"
+# A part alone does not know what the others set and use.
+_ALONE = "# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154\n"
 
 
 @cache
@@ -18,4 +19,4 @@ def node_program() -> str:
         (part for part in resources.files(__package__).joinpath("akp_node").iterdir() if part.name.endswith(".sh")),
         key=lambda part: part.name,
     )
-    return "".join(part.read_text(encoding="utf-8").removeprefix(_FOR_EDITORS) for part in parts)
+    return "#!/bin/sh\n" + "".join(part.read_text(encoding="utf-8").removeprefix(_ALONE) for part in parts)

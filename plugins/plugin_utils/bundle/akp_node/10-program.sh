@@ -1,4 +1,4 @@
-#!/bin/sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 #

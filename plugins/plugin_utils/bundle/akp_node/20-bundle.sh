@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Bundle
 bundle=       # a private copy of the bundle, so that what was checked is what is used
 kind=         # Bundle, or Delta, which leads from generation $base to another

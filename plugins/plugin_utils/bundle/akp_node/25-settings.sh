@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Settings
 # /etc/akp belongs to whoever owns the host: what is written there no bundle and no carrier can change.
 #   node.conf          lines "key value"; lines that begin with # are comments

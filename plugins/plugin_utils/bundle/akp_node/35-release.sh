@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Releases
 # Where allowed signers are pinned, a bundle is applied only with a release: a text that names it, and detached
 # signatures of that text. It lies beside the manifest as release, release.sig, release.1.sig, ...

@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Automation
 # The signer called automation is no approver. Its signature alone is enough for a change of endpoints: what is
 # served, under which addresses and ports, stays what an approver signed. That is looked up in two places, in what

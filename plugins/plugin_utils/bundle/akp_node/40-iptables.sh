@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- iptables: host
 flavour=            # nft or legacy
 flavour_trouble=    # why this host cannot be served, if so

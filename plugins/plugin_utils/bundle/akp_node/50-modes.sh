@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Modes
 # A mode is a set of functions, and the verbs know no other:
 #   MODE_guard      every line of its files is allowed, else 2

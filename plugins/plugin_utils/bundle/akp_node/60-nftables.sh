@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- nftables: guard
 # Ours are the tables kube-proxy of the families ip and ip6, and beside each an empty table
 # kube-proxy-generation, whose comment is the marker: it is read without listing any rule.

@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- ipvs: guard
 # Ours are the device kube-ipvs0 and all its addresses, the sets below, the chains of mode ipvs, and the virtual
 # servers that the bundle, the recorded bundle, the device or the sets name.

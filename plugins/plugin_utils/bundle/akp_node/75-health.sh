@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Health
 # Load balancers ask a node at a Service's healthCheckNodePort whether it has endpoints of it, and at kube-proxy's
 # own port (10256) whether the node can be used at all. No process waits for them: systemd or inetd listens, and

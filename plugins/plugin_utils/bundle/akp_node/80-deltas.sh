@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Deltas
 # A delta holds what turns one generation, its base, into the next: the commands for changed rules, and for files
 # of one line per Service (NAME.diff) the lines that go, after a -, and those that come, after a +. It is taken

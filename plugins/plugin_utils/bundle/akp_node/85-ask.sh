@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Carriers
 # What a control host that serves many nodes wants to know, cheaply and exactly.
 

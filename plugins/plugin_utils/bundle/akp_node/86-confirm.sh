@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Commit-confirmed
 # A change that may cut its author off is applied with a term: if nobody confirms it, this host goes back by itself.
 # The order is: start the process that waits, note where to go back to, and only then touch the kernel. So whatever

@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Pull
 # Fetch what was published for this node (akp publish), verify it, apply it. Nothing that the server or the way to it
 # does can change what is applied: a release is signed, names the sizes and digests of what it offers, and never goes

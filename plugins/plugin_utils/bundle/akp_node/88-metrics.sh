@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Metrics
 # With the setting textfile, verbs that change or compare the kernel leave akp.prom in that directory, for the textfile
 # collector of Prometheus' node_exporter. Names are kube-proxy's where they mean the same. The file is also where the
