@@ -88,7 +88,7 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
         "kube_proxy_cluster_name": "shop",
         "kube_proxy_pull_url": web.url,
         "kube_proxy_pull_jitter": 0,
-        "kube_proxy_allowed_signers": [publisher.allowed_signers],
+        "kube_proxy_pull_signers": [publisher.allowed_signers],
         "kube_proxy_pull_report": f"{web.url}/reports/",
     }
     n1 = nodes.node("n1")
@@ -167,7 +167,7 @@ def test_what_is_missing_is_said_before_anything_is_done(nodes: Lab, inventory: 
     assert "Set kube_proxy_publish_path" in run.output
     variables = {
         "kube_proxy_pull_url": "http://127.0.0.1",
-        "kube_proxy_allowed_signers": "x",
+        "kube_proxy_pull_signers": "x",
         "kube_proxy_pull_jitter": 60,
     }
     run = playbook("pull-services", inventory, tmp_path, "--limit", "n1", variables=variables, check=False)

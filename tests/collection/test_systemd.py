@@ -58,7 +58,7 @@ def test_a_timer_pulls_and_the_rules_outlive_firewalls_and_reboots(host: Systemd
         publisher = Publisher(tmp_path / "publisher", web.www)
         publisher.publish(SHOP)
         signers = [publisher.allowed_signers]
-        pulling = {"kube_proxy_pull_url": web.url, "kube_proxy_allowed_signers": signers, "kube_proxy_pull_jitter": 0}
+        pulling = {"kube_proxy_pull_url": web.url, "kube_proxy_pull_signers": signers, "kube_proxy_pull_jitter": 0}
         assert services("pull", host, tmp_path / "work", **pulling).changed == {"n1": 1}
         again = services("pull", host, tmp_path / "work", **pulling)
         assert [each.result["files"] for each in again.of("install")] == [[]]
