@@ -36,7 +36,7 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packa
 lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
-# The slow files wait more than they compute, and come first in the order of their names.
+# The slow files wait more than they compute, and come first (tests/conftest.py).
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
 	@$(BIN)/pytest -q --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder -m 'not controlplane and not soak' $(ARGS)
 

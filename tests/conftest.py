@@ -21,6 +21,12 @@ def unused_prefix() -> str:
     return f"test-{os.getpid()}-{next(numbers)}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: a worker has a whole file, and the last one should not be the longest."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def make_lab() -> Iterator[Callable[..., Lab]]:
     """Makes labs that are removed after the test: make_lab(nodes=2, iptables="legacy")."""

@@ -12,6 +12,8 @@ from tests.conftest import unused_prefix
 
 from .play import BIN, ROOT
 
+pytestmark = pytest.mark.slow
+
 SCENARIOS = sorted(path.parent.name for path in (ROOT / "extensions" / "molecule").glob("*/molecule.yml"))
 
 

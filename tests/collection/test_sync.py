@@ -17,6 +17,8 @@ from tests.lab import Lab, Node
 
 from .play import BIN, ROOT, SHOP, ansible_environment, playbook
 
+pytestmark = pytest.mark.slow
+
 ALL = ["n1", "n2", "n3"]
 
 
