@@ -42,6 +42,8 @@ async def events(server: Server, *steps: Any, **options: Any) -> list[dict[str, 
     """The first event, and after each step the next."""
     queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     args = {"host": server.url, "api_key": "x", "kubeconfig": "", "config": CONFIG, "settle": 0.05, **options}
+    # Ansible's finder, where it is loaded, takes every path in a collection for a package; ansible-rulebook has none.
+    sys.path_importer_cache[str(SOURCE)] = None
     source = asyncio.create_task(runpy.run_path(str(SOURCE))["main"](queue, args))
     found = []
     try:
