@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
+    RULE_OPTIONS,
+    RULE_VARIABLES,
     ControlAction,
     without_collection,
 )
@@ -30,6 +32,7 @@ class ActionModule(ControlAction):
 
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
+        **RULE_OPTIONS,
         "path": {"type": "path", "required": True},
         "cluster": {"type": "str", "default": "default"},
         "keys": {"type": "list", "elements": "path", "required": True, "no_log": False},
@@ -38,17 +41,10 @@ class ActionModule(ControlAction):
         "deltas": {"type": "int", "default": 3},
         "renew": {"type": "bool", "default": False},
         "nodes": {"type": "list", "elements": "str"},
-        "snapshot": {"type": "path"},
-        "config": {"type": "raw"},
-        "compat": {"type": "str", "default": "1.37"},
-        "schedulers": {"type": "dict", "default": {}},
-        "scheduler_annotations": {"type": "bool", "default": False},
         "max_removed_percent": {"type": "int", "default": 50},
-        "vip_policy": {"type": "str", "default": "warn", "choices": ["warn", "omit", "refuse"]},
-        "external_ip_cidrs": {"type": "list", "elements": "str"},
-        "load_balancer_cidrs": {"type": "list", "elements": "str"},
     }
     VARIABLES: ClassVar[dict[str, str]] = {
+        **RULE_VARIABLES,
         "path": "kube_proxy_publish_path",
         "cluster": "kube_proxy_cluster_name",
         "keys": "kube_proxy_publish_keys",
@@ -57,15 +53,7 @@ class ActionModule(ControlAction):
         "deltas": "kube_proxy_publish_deltas",
         "renew": "kube_proxy_publish_renew",
         "nodes": "kube_proxy_publish_nodes",
-        "snapshot": "kube_proxy_snapshot",
-        "config": "kube_proxy_config",
-        "compat": "kube_proxy_compat",
-        "schedulers": "kube_proxy_schedulers",
-        "scheduler_annotations": "kube_proxy_scheduler_annotations",
         "max_removed_percent": "kube_proxy_max_removed_percent",
-        "vip_policy": "kube_proxy_vip_policy",
-        "external_ip_cidrs": "kube_proxy_external_ip_cidrs",
-        "load_balancer_cidrs": "kube_proxy_load_balancer_cidrs",
     }
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -18,29 +18,18 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.rules
   - agentless.kube_proxy.ledger
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.control
   - agentless.kube_proxy.attributes.action_group
 options:
-  snapshot:
-    description:
-      - The snapshot to render from. The default is C(snapshot.json) in O(dir).
-      - If not given, the variable C(kube_proxy_snapshot) holds.
-    type: path
   digest:
     description:
       - Fail unless the snapshot has this digest. Runs that share out the nodes of a cluster among themselves give the
         same one, so that none of them renders another state of the cluster.
       - If not given, the variable C(kube_proxy_snapshot_digest) holds.
     type: str
-  config:
-    description:
-      - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping. In a mapping C(apiVersion) and
-        C(kind) may be left out. C(mode) in it chooses how rules are written.
-      - Without it, kube-proxy's defaults hold.
-      - If not given, the variable C(kube_proxy_config) holds.
-    type: raw
   hosts:
     description:
       - The hosts of the inventory to render for, usually C(ansible_play_batch). Without it, a bundle is written for
@@ -51,24 +40,6 @@ options:
     description: Names of Nodes by host, for hosts that are called otherwise and were not gathered.
     type: dict
     default: {}
-  compat:
-    description:
-      - The kube-proxy minor whose rules are written.
-      - If not given, the variable C(kube_proxy_compat) holds.
-    type: str
-    default: "1.37"
-  schedulers:
-    description:
-      - Schedulers of single Services in ipvs mode, by V(namespace/name); kube-proxy has one for all.
-      - If not given, the variable C(kube_proxy_schedulers) holds.
-    type: dict
-    default: {}
-  scheduler_annotations:
-    description:
-      - In ipvs mode, let a Service choose its scheduler with the annotation C(kube-proxy.agentless.io/scheduler).
-      - If not given, the variable C(kube_proxy_scheduler_annotations) holds.
-    type: bool
-    default: false
   max_removed_percent:
     description:
       - Fail, before any node is touched, if a host would lose more than this share of the service ports that it has.
@@ -76,28 +47,6 @@ options:
       - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
     default: 100
-  vip_policy:
-    description:
-      - What becomes of an external IP or the IP of a load balancer that lies outside of the ranges that are allowed,
-        or is an address of a node, a pod, the API server, another Service, a loopback or a link-local address.
-      - V(warn) does what kube-proxy does, and says so. V(omit) leaves that address out of the Service. V(refuse) fails
-        before any node is touched.
-      - If not given, the variable C(kube_proxy_vip_policy) holds.
-    type: str
-    choices: [warn, omit, refuse]
-    default: warn
-  external_ip_cidrs:
-    description:
-      - Where external IPs of Services may lie. With an empty list nowhere, without one anywhere.
-      - If not given, the variable C(kube_proxy_external_ip_cidrs) holds.
-    type: list
-    elements: str
-  load_balancer_cidrs:
-    description:
-      - Where IPs of load balancers may lie. With an empty list nowhere, without one anywhere.
-      - If not given, the variable C(kube_proxy_load_balancer_cidrs) holds.
-    type: list
-    elements: str
   plan:
     description:
       - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest), or enough

@@ -19,6 +19,7 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.rules
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.control
   - agentless.kube_proxy.attributes.action_group
@@ -73,59 +74,12 @@ options:
       - If not given, the variable C(kube_proxy_publish_nodes) holds.
     type: list
     elements: str
-  snapshot:
-    description:
-      - The snapshot to render from. The default is C(snapshot.json) in O(dir).
-      - If not given, the variable C(kube_proxy_snapshot) holds.
-    type: path
-  config:
-    description:
-      - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping.
-      - If not given, the variable C(kube_proxy_config) holds.
-    type: raw
-  compat:
-    description:
-      - The kube-proxy minor whose rules are written.
-      - If not given, the variable C(kube_proxy_compat) holds.
-    type: str
-    default: "1.37"
-  schedulers:
-    description:
-      - Schedulers of single Services in ipvs mode, by V(namespace/name).
-      - If not given, the variable C(kube_proxy_schedulers) holds.
-    type: dict
-    default: {}
-  scheduler_annotations:
-    description:
-      - In ipvs mode, let a Service choose its scheduler with an annotation.
-      - If not given, the variable C(kube_proxy_scheduler_annotations) holds.
-    type: bool
-    default: false
   max_removed_percent:
     description:
       - Publish nothing if a node would lose more than this share of its service ports.
       - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
     default: 50
-  vip_policy:
-    description:
-      - What to do with an external or load balancer IP that is somebody else's.
-      - If not given, the variable C(kube_proxy_vip_policy) holds.
-    type: str
-    choices: [warn, omit, refuse]
-    default: warn
-  external_ip_cidrs:
-    description:
-      - Where external IPs of Services may lie. The default is anywhere.
-      - If not given, the variable C(kube_proxy_external_ip_cidrs) holds.
-    type: list
-    elements: str
-  load_balancer_cidrs:
-    description:
-      - Where IPs of load balancers may lie. The default is anywhere.
-      - If not given, the variable C(kube_proxy_load_balancer_cidrs) holds.
-    type: list
-    elements: str
 seealso:
   - module: agentless.kube_proxy.snapshot
   - module: agentless.kube_proxy.install

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.collection.play import ROOT, SHOP, Run, playbook
+from tests.collection.play import ROOT, Run, playbook
 from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
 from tests.lab import Lab
-from tests.lab.manifests import objects
 from tests.lab.program import PROGRAM
+
+from .shop import shop_plane
 
 ADDRESS = "192.168.79.1"
 RBAC = ROOT / "examples" / "access" / "rbac.yaml"
@@ -30,15 +30,8 @@ pytestmark = pytest.mark.controlplane
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """A control plane that holds the shop, and the access of examples/access/rbac.yaml."""
-    name = f"akpc{os.getpid()}"
-    netns.add(name)
-    netns.ip("-n", name, "addr", "add", f"{ADDRESS}/32", "dev", "lo")
-    try:
-        with ControlPlane(name, (ADDRESS,)) as started:
-            started.load(obj for obj in objects(SHOP) if obj["kind"] in ("Node", "Service", "EndpointSlice"))
-            yield started
-    finally:
-        netns.delete(name)
+    with shop_plane("akpc", ADDRESS) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

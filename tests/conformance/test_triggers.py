@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -19,7 +18,8 @@ from tests.collection.play import BIN, SHOP, Run, ansible_environment, playbook
 from tests.conftest import unused_prefix
 from tests.controlplane import ControlPlane, netns
 from tests.lab import Lab
-from tests.lab.manifests import objects
+
+from .shop import shop_plane
 
 ADDRESS = "192.168.79.3"
 LOCAL: dict[str, Any] = {
@@ -49,16 +49,9 @@ def slice_on(node: str, *addresses: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    name = f"akpe{os.getpid()}"
-    netns.add(name)
-    netns.ip("-n", name, "addr", "add", f"{ADDRESS}/32", "dev", "lo")
-    try:
-        with ControlPlane(name, (ADDRESS,)) as started:
-            started.load(obj for obj in objects(SHOP) if obj["kind"] in ("Node", "Service", "EndpointSlice"))
-            started.load([LOCAL, slice_on("n1", "10.244.1.71"), slice_on("n2", "10.244.2.71", "10.244.2.72")])
-            yield started
-    finally:
-        netns.delete(name)
+    with shop_plane("akpe", ADDRESS) as started:
+        started.load([LOCAL, slice_on("n1", "10.244.1.71"), slice_on("n2", "10.244.2.71", "10.244.2.72")])
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.collection.play import BIN, SHOP, Run, playbook
+from tests.collection.play import BIN, Run, playbook
 from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
 from tests.lab import Lab
-from tests.lab.manifests import objects
 from tests.lab.program import PROGRAM
 
+from .shop import shop_plane
 from .watching import DEADLINE, Watcher, resident_megabytes, wire
 
 ADDRESS = "192.168.79.7"
@@ -34,15 +34,8 @@ pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """A control plane that holds the shop."""
-    name = f"akpw{os.getpid()}"
-    netns.add(name)
-    netns.ip("-n", name, "addr", "add", f"{ADDRESS}/32", "dev", "lo")
-    try:
-        with ControlPlane(name, (ADDRESS,)) as started:
-            started.load(obj for obj in objects(SHOP) if obj["kind"] in ("Node", "Service", "EndpointSlice"))
-            yield started
-    finally:
-        netns.delete(name)
+    with shop_plane("akpw", ADDRESS) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,17 @@ EXPECTED = {
 
 DIR_OPTION: dict[str, Any] = {"dir": {"type": "path"}}
 LEDGER_OPTION: dict[str, Any] = {"ledger": {"type": "str"}}
+RULE_OPTIONS: dict[str, Any] = {
+    "snapshot": {"type": "path"},
+    "config": {"type": "raw"},
+    "compat": {"type": "str", "default": "1.37"},
+    "schedulers": {"type": "dict", "default": {}},
+    "scheduler_annotations": {"type": "bool", "default": False},
+    "vip_policy": {"type": "str", "default": "warn", "choices": ["warn", "omit", "refuse"]},
+    "external_ip_cidrs": {"type": "list", "elements": "str"},
+    "load_balancer_cidrs": {"type": "list", "elements": "str"},
+}
+RULE_VARIABLES = {name: f"kube_proxy_{name}" for name in RULE_OPTIONS}
 API_VARIABLES = {
     "kubeconfig": "kube_proxy_kubeconfig",
     "context": "kube_proxy_context",

@@ -174,9 +174,6 @@ sysctl_path() {
     printf '%s' "$path"
 }
 
-# "name value" lines of the bundle.
-sysctl_lines() { [ ! -e "$bundle/sysctls.conf" ] || awk '/^[^#]/ { print $1, $3 }' "$bundle/sysctls.conf"; }
-
 # Is this the host's own network namespace? Where that cannot be told, no.
 initial_namespace() {
     mine=$(readlink /proc/self/ns/net 2>/dev/null) && [ "$mine" = "$(readlink /proc/1/ns/net 2>/dev/null)" ]

@@ -67,7 +67,7 @@ guard_delta() {
 
 # The record in variables, all of it at once: a delta is small, and most of its time is processes.
 read_record() {
-    r_generation='' r_digest='' r_deltas='' r_mode='' r_flavour='' r_unset_sysctls=''
+    r_generation='' r_digest='' r_deltas='' r_mode='' r_node='' r_flavour='' r_unset_sysctls=''
     [ -f "$STATE/applied" ] || return 0
     while IFS='=' read -r key value; do
         case $key in
@@ -75,6 +75,7 @@ read_record() {
             digest) r_digest=$value ;;
             deltas) r_deltas=$value ;;
             mode) r_mode=$value ;;
+            node) r_node=$value ;;
             flavour) r_flavour=$value ;;
             unset_sysctls) r_unset_sysctls=$value ;;
         esac

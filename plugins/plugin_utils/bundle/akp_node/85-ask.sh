@@ -101,15 +101,8 @@ END
 # Is the kernel what it was when it was last found right? Sets generation, digest, mode, node, flavour.
 seen_still() {
     [ -r "$STATE/seen" ] && [ -r "$STATE/applied" ] && [ ! -e "$STATE/unconfirmed" ] && [ ! -e "$STATE/undone" ] || return 1
-    while IFS='=' read -r name value; do
-        case $name in
-            generation) generation=$value ;;
-            digest) digest=$value ;;
-            mode) mode=$value ;;
-            node) node=$value ;;
-            flavour) flavour=$value ;;
-        esac
-    done <"$STATE/applied"
+    read_record
+    generation=$r_generation digest=$r_digest mode=$r_mode node=$r_node flavour=$r_flavour
     bundle=$STATE/bundles/$digest
     read -r seen checksum <"$STATE/seen"
     [ "$seen" = "$digest" ] && [ "$(glimpse | sha256sum)" = "$checksum" ]

@@ -1,0 +1,65 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Options that say what rules are made of."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """Of modules that compute what nodes shall have."""
+
+    DOCUMENTATION = r"""
+options:
+  snapshot:
+    description:
+      - The snapshot to render from. The default is C(snapshot.json) in O(dir).
+      - If not given, the variable C(kube_proxy_snapshot) holds.
+    type: path
+  config:
+    description:
+      - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping. In a mapping C(apiVersion) and
+        C(kind) may be left out. C(mode) in it chooses how rules are written.
+      - Without it, kube-proxy's defaults hold.
+      - If not given, the variable C(kube_proxy_config) holds.
+    type: raw
+  compat:
+    description:
+      - The kube-proxy minor whose rules are written.
+      - If not given, the variable C(kube_proxy_compat) holds.
+    type: str
+    default: "1.37"
+  schedulers:
+    description:
+      - Schedulers of single Services in ipvs mode, by V(namespace/name); kube-proxy has one for all.
+      - If not given, the variable C(kube_proxy_schedulers) holds.
+    type: dict
+    default: {}
+  scheduler_annotations:
+    description:
+      - In ipvs mode, let a Service choose its scheduler with the annotation C(kube-proxy.agentless.io/scheduler).
+      - If not given, the variable C(kube_proxy_scheduler_annotations) holds.
+    type: bool
+    default: false
+  vip_policy:
+    description:
+      - What becomes of an external IP or the IP of a load balancer that lies outside of the ranges that are allowed,
+        or is an address of a node, a pod, the API server, another Service, a loopback or a link-local address.
+      - V(warn) does what kube-proxy does, and says so. V(omit) leaves that address out of the Service. V(refuse) fails
+        before anything is sent or published.
+      - If not given, the variable C(kube_proxy_vip_policy) holds.
+    type: str
+    choices: [warn, omit, refuse]
+    default: warn
+  external_ip_cidrs:
+    description:
+      - Where external IPs of Services may lie. With an empty list nowhere, without one anywhere.
+      - If not given, the variable C(kube_proxy_external_ip_cidrs) holds.
+    type: list
+    elements: str
+  load_balancer_cidrs:
+    description:
+      - Where IPs of load balancers may lie. With an empty list nowhere, without one anywhere.
+      - If not given, the variable C(kube_proxy_load_balancer_cidrs) holds.
+    type: list
+    elements: str
+"""
