@@ -56,9 +56,10 @@ def test_ssh_and_ansible_reach_it(uml_lab: Lab, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", [0, 1], ids=["ipv4", "ipv6"])
 def test_packets_to_and_from_it_and_its_pods_keep_their_source(uml_lab: Lab, family: int) -> None:
     lab, node = uml_lab, uml_lab.node("n3")
-    own = lab.add_pod(f"own-{family}", "n3", serve=[("tcp", 80), ("udp", 80)])
-    neighbour = lab.add_pod(f"neighbour-{family}", "n3")
-    far = lab.add_pod(f"far-{family}", "n1", serve=[("tcp", 80)])
+    # The lab is every test's, and so are the names of its pods.
+    own = lab.add_pod(f"uml-own-{family}", "n3", serve=[("tcp", 80), ("udp", 80)])
+    neighbour = lab.add_pod(f"uml-neighbour-{family}", "n3")
+    far = lab.add_pod(f"uml-far-{family}", "n1", serve=[("tcp", 80)])
     callers = {place: place.addresses[family] for place in (own, neighbour, far, lab.outside, lab.node("n1"))}
     callers[node] = node.pod_gateways[family]
     for proto in ("tcp", "udp"):
@@ -69,10 +70,10 @@ def test_packets_to_and_from_it_and_its_pods_keep_their_source(uml_lab: Lab, fam
 
 def test_it_keeps_its_disk_and_pods_over_a_reboot_and_nothing_else(uml_lab: Lab) -> None:
     lab, node = uml_lab, uml_lab.node("n3")
-    pod = lab.add_pod("stays", "n3", serve=[("tcp", 80)])
+    pod = lab.add_pod("uml-stays", "n3", serve=[("tcp", 80)])
     node.run(["sh", "-c", "echo kept >/var/lib/kept; echo lost >/run/lost; ip link add lost type dummy"])
     lab.reboot("n3")
     assert node.run(["cat", "/var/lib/kept"]).stdout == "kept\n"
     assert node.run(["sh", "-c", "ls /run/lost; ip link show lost"], check=False).stdout == ""
-    assert lab.node("n1").call("tcp", pod.addresses[0], 80).who == "stays"
-    assert node.call("tcp", pod.addresses[1], 80).who == "stays"
+    assert lab.node("n1").call("tcp", pod.addresses[0], 80).who == "uml-stays"
+    assert node.call("tcp", pod.addresses[1], 80).who == "uml-stays"

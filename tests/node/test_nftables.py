@@ -383,8 +383,12 @@ def test_status_names_tables_that_nobody_recorded(host: Host, tmp_path: Path) ->
 def test_ask_is_quick_while_nothing_changed_and_tells_when_it_did(host: Host, tmp_path: Path) -> None:
     made = shop("10.244.1.1", sticky=("10.244.1.2",))
     host.apply(write(made, tmp_path / "a"))
-    quick = host.akp("ask").json["status"]
+    stranger = host.akp("ask").json
+    quick = stranger["status"]
     assert (quick["state"], quick["generation"], quick.get("quick")) == ("applied", made.generation, True)
+    assert stranger["facts"]
+    known = host.akp("ask", "--known", stranger["key"]).json
+    assert (known["key"], known["facts"], known["status"]) == (stranger["key"], None, quick)
     host.sh(f"nft add element ip kube-proxy {affinity_set(host, '10.244.1.2')} '{{ 192.0.2.77 }}'")
     assert host.akp("ask").json["status"].get("quick") is True
     host.sh("nft flush chain ip kube-proxy nat-postrouting")

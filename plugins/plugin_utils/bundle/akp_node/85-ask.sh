@@ -117,10 +117,10 @@ route_localnet_left() {
     ! grep -q '^net\.ipv4\.conf\.all\.route_localnet *= *1' "${last:-/nonexistent}/sysctls.conf" 2>/dev/null
 }
 
-# What capabilities can depend on, in $key: this boot, and the tools there are.
+# What capabilities can depend on, in $this_host: this boot, and the tools there are.
 host_key() {
-    read -r key </proc/sys/kernel/random/boot_id
-    for name in $HOST_TOOLS; do if has "$name"; then key=$key.$name; fi; done
+    read -r this_host </proc/sys/kernel/random/boot_id
+    for name in $HOST_TOOLS; do if has "$name"; then this_host=$this_host.$name; fi; done
 }
 
 # What a carrier asks at every run: is the kernel still what was recorded, and is this still the host it knows?
@@ -128,7 +128,7 @@ host_key() {
 verb_ask() {
     facts=null
     host_key
-    if [ "$known" != "$key" ]; then
+    if [ "$known" != "$this_host" ]; then
         make_work
         facts=$(verb_facts)
     fi
@@ -146,7 +146,7 @@ verb_ask() {
         read -r be_liberal </proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal || :
     fi
     printf '{"verb": "ask", "ok": true, "key": "%s", "addresses": [%s], "tcpBeLiberal": %d, "routeLocalnetLeft": %s, ' \
-        "$key" "$(interface_addresses)" "$be_liberal" "$(truth route_localnet_left)"
+        "$this_host" "$(interface_addresses)" "$be_liberal" "$(truth route_localnet_left)"
     printf '"facts": %s, "status": %s, "akpNode": "%s"}\n' "$facts" "$answer" "$VERSION"
 }
 
