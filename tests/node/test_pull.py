@@ -353,6 +353,9 @@ def test_polls_without_news_mend_what_somebody_broke_and_say_when_nobody_publish
     site.host.sh("$ipt -t nat -F KUBE-SERVICES")
     assert site.pulled()["healed"] is True
     assert site.endpoint("10.244.1.21")
+    site.host.sh("$ipt -A KUBE-FORWARD -j ACCEPT")
+    assert site.pull("--verify").json["healed"] is True
+    assert "-A KUBE-FORWARD -j ACCEPT" not in site.host.rules().splitlines()
     deadline = time.monotonic() + 60
     while "nobody publishes any more" not in str(site.pulled()["warnings"]):
         assert time.monotonic() < deadline

@@ -19,13 +19,15 @@ akp-node - make this host's kernel equal to a bundle
   akp-node restore [--verify]                    apply the recorded bundle again, e.g. at boot
   akp-node cleanup                               remove everything apply made
   akp-node drain                                 ipvs: delete what was told to leave and has become idle
-  akp-node pull [--jitter S] [--dry-run]         fetch, verify and apply what was published for this node
+  akp-node pull [--jitter S] [--verify] [--dry-run]
+                                                 fetch, verify and apply what was published for this node
   akp-node ask [--verify] [--known KEY]          status and facts in one, with as little work as will do
   akp-node health PORT[/ipv6]|healthz            answer one HTTP request on stdin, for systemd or inetd
 
 Options
   --verify     apply, rollback, restore: compare every rule even if the generation is current;
-               check, status: name every chain and rule that differs
+               check, status: name every chain and rule that differs;
+               pull: without news, too, compare every rule and put back what is missing
   --node NAME  refuse a bundle made for another node (or set AKP_NODE)
   --services   apply, check, rollback, cleanup: before the result, print each service port that
                changes as a line of JSON, after a - as it was and after a + as it will be
