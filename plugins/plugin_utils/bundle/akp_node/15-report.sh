@@ -108,9 +108,12 @@ now() {
     now=${now%.*}${now#*.}
     while :; do case $now in 0?*) now=${now#0} ;; *) break ;; esac; done
 }
+# Seconds since this run began, in $elapsed.
 elapsed() {
     now
-    printf '%d.%02d' $(((now - started) / 100)) $(((now - started) % 100))
+    spent=$(((now - started) % 100))
+    case $spent in ?) spent=0$spent ;; esac
+    elapsed=$(((now - started) / 100)).$spent
 }
 
 # A private work directory that goes away with the process. Whatever ends the process, it answers first.

@@ -25,6 +25,7 @@ lock() {
         # A cleanup that ended just now has removed the file: then the lock is on nothing.
         if flock -n 9 && [ -e "$STATE/lock" ]; then
             locked=1
+            read_record
             return 0
         fi
         [ "$waited" -lt "$LOCK_WAIT" ] || die 5 "locked: another run holds $STATE/lock, gave up after $LOCK_WAIT s"
@@ -38,8 +39,24 @@ unlock() {
     locked=
 }
 
-# A value of the record of the last apply; empty when there is none.
-recorded() { value_from "$STATE/applied" "$1"; }
+# The record of the last apply in variables, all of it at once: a process for each would be most of the time of a small
+# change. Read when a run starts, again once it holds the lock, and whenever it wrote the record.
+read_record() {
+    r_generation='' r_digest='' r_deltas='' r_mode='' r_node='' r_flavour='' r_time='' r_unset_sysctls=''
+    [ -f "$STATE/applied" ] || return 0
+    while IFS='=' read -r key value; do
+        case $key in
+            generation) r_generation=$value ;;
+            digest) r_digest=$value ;;
+            deltas) r_deltas=$value ;;
+            mode) r_mode=$value ;;
+            node) r_node=$value ;;
+            flavour) r_flavour=$value ;;
+            time) r_time=$value ;;
+            unset_sysctls) r_unset_sysctls=$value ;;
+        esac
+    done <"$STATE/applied"
+}
 
 # The value of a key in a file of key=value lines.
 value_from() {
@@ -53,14 +70,10 @@ value_from() {
 }
 
 settled=
-# The directory of the recorded bundle; empty when there is none. Where there are deltas, settle comes first.
+# The directory of the recorded bundle, in $recorded; empty when there is none. Where there are deltas, settle comes first.
 recorded_bundle() {
-    if [ -n "$settled" ]; then
-        printf '%s' "$settled"
-        return 0
-    fi
-    d=$(recorded digest)
-    if [ -n "$d" ] && [ -d "$STATE/bundles/$d" ]; then printf '%s' "$STATE/bundles/$d"; fi
+    recorded=$settled
+    if [ -z "$recorded" ] && [ -n "$r_digest" ] && [ -d "$STATE/bundles/$r_digest" ]; then recorded=$STATE/bundles/$r_digest; fi
 }
 
 kept_now=
@@ -78,7 +91,7 @@ keep_bundle() {
 
 # Note the kept bundle as applied, and forget the oldest. Renames only: a crash leaves the old or the new record.
 record() {
-    replaced=$(recorded digest)
+    replaced=$r_digest
     case $verb in
         rollback | restore | undo) grep -q "^$digest " "$STATE/history" 2>/dev/null || add_history "$digest" "$generation" ;;
         *)
@@ -102,6 +115,7 @@ write_applied() {
         printf 'flavour=%s\ntime=%s\nunset_sysctls=%s\n' "$flavour" "$(date +%s)" "$unset_sysctls"
     } >"$STATE/applied.new"
     mv "$STATE/applied.new" "$STATE/applied"
+    read_record
 }
 
 # Make bundle $1 of generation $2 the newest of the kept ones.
@@ -165,13 +179,13 @@ unset_sysctls=     # names that could not be set in this namespace
 changed_sysctls=0
 made_counters=
 
+# The file of a sysctl, in $path.
 sysctl_path() {
     rest=$1 path=/proc/sys
     while :; do
         path=$path/${rest%%.*}
         case $rest in *.*) rest=${rest#*.} ;; *) break ;; esac
     done
-    printf '%s' "$path"
 }
 
 # Is this the host's own network namespace? Where that cannot be told, no.
@@ -208,7 +222,8 @@ sysctls_apply() {
             [ "$actual" != absent ] || continue
             case $noted in *" $name "*) ;; *) printf '%s %s\n' "$name" "$actual" >>"$STATE/before/sysctls" ;; esac
             printf '%s %s\n' "$name" "$actual" >>"$work/sysctls.undo"
-            (printf '%s\n' "$value" >"$(sysctl_path "$name")") 2>/dev/null || :
+            sysctl_path "$name"
+            put_value "$path" "$value" || :
             changed_sysctls=$((changed_sysctls + 1))
         done <"$work/sysctls"
         sysctls_differ '' >"$work/sysctls"
@@ -227,8 +242,10 @@ sysctls_apply() {
     hashsize_apply
 }
 
-# Write a kernel parameter; true when it then reads back.
-write_value() { (printf '%s\n' "$2" >"$1") 2>/dev/null && [ "$(cat "$1")" = "$2" ]; }
+# Write a kernel parameter; true when it was taken, or for write_value when it then reads back. Not by printf: what it
+# could not write, some shells would say again later.
+put_value() { echo "$2" 2>/dev/null >"$1"; }
+write_value() { put_value "$1" "$2" && [ "$(cat "$1")" = "$2" ]; }
 
 # The conntrack hash table follows nf_conntrack_max: at least a quarter of it. One per host.
 HASHSIZE=/sys/module/nf_conntrack/parameters/hashsize
@@ -237,17 +254,17 @@ hashsize_apply() {
     max=
     while read -r name _ value; do [ "$name" != net.netfilter.nf_conntrack_max ] || max=$value; done <"$bundle/sysctls.conf"
     [ -n "$max" ] && initial_namespace || return 0
-    old=$(cat "$HASHSIZE")
+    read -r old <"$HASHSIZE"
     [ "$old" -lt $((max / 4)) ] || return 0
     [ -e "$STATE/before/hashsize" ] || printf '%s\n' "$old" >"$STATE/before/hashsize"
-    (printf '%s\n' $((max / 4)) >"$HASHSIZE") 2>/dev/null || warn "conntrack hash size stays $old, wanted $((max / 4))"
+    put_value "$HASHSIZE" $((max / 4)) || warn "conntrack hash size stays $old, wanted $((max / 4))"
 }
 
 # Put back the values in a file of "name value" lines.
 sysctls_undo() {
     [ -f "$1" ] || return 0
     while read -r name value; do
-        path=$(sysctl_path "$name")
+        sysctl_path "$name"
         [ "$(cat "$path" 2>/dev/null)" = "$value" ] || write_value "$path" "$value" || warn "sysctl $name could not be set back to $value"
     done <"$1"
 }

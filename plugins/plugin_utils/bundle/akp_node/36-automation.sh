@@ -7,17 +7,18 @@
 
 # Is the bundle that was opened such a change? Otherwise refuse (2).
 automation_suffices() {
-    [ -n "$(recorded generation)" ] || die 2 "a first bundle needs an approver: the release is signed by automation alone"
+    [ -n "$r_generation" ] || die 2 "a first bundle needs an approver: the release is signed by automation alone"
     settle
-    old=$(recorded_bundle)
+    recorded_bundle
+    old=$recorded
     [ -n "$old" ] || die 2 "the applied bundle is not kept here any more: a release that is signed by automation alone is not enough"
     settled=
-    [ "$(recorded mode)" = "$mode" ] || beyond_endpoints "the mode is another"
+    [ "$r_mode" = "$mode" ] || beyond_endpoints "the mode is another"
     for name in sysctls.conf nfacct.rules; do
         [ ! -e "$bundle/$name" ] || cmp -s "$bundle/$name" "$old/$name" || beyond_endpoints "$name is another"
     done
     if [ "$kind" = Delta ]; then
-        [ "$base" = "$(recorded generation)" ] || return 0    # it will not be taken anyway
+        [ "$base" = "$r_generation" ] || return 0    # it will not be taken anyway
         why=$(frontends_of_diff "$bundle/services.jsonl.diff")
     else
         [ -f "$bundle/services.jsonl" ] || beyond_endpoints "it does not say what it serves"

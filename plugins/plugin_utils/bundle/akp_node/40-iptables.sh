@@ -10,21 +10,22 @@ ipt() {
     ipt=$tool${2:+-$2}
 }
 
-# The flavour of the plain iptables command.
-default_flavour() {
-    case $(iptables -V 2>/dev/null) in *nf_tables*) echo nft ;; *) echo legacy ;; esac
+# The flavour of the plain iptables command, in $plain.
+plain_flavour() {
+    case $(iptables -V 2>/dev/null) in *nf_tables*) plain=nft ;; *) plain=legacy ;; esac
 }
 
 # Is there a command for this flavour?
-flavour_present() { has "iptables-$1" || { has iptables && [ "$(default_flavour)" = "$1" ]; }; }
+flavour_present() { has "iptables-$1" || { has iptables && plain_flavour && [ "$plain" = "$1" ]; }; }
 
-# Legacy tables of a family that exist in this namespace. Reading another would create it.
+# Legacy tables of a family that exist in this namespace, in $tables. Reading another would create it.
 legacy_tables() {
+    tables=
     case $1 in 4) names=/proc/net/ip_tables_names ;; 6) names=/proc/net/ip6_tables_names ;; esac
     [ -r "$names" ] || return 0
     # By the shell itself: a tool that fails would say that there are none.
     while read -r name; do
-        case $name in mangle | filter | nat) printf '%s\n' "$name" ;; esac
+        case $name in mangle | filter | nat) tables="$tables $name" ;; esac
     done <"$names"
 }
 
@@ -37,7 +38,9 @@ iptables_save() {
         # A kernel without nf_tables and foreign tables that iptables cannot print are no failure; any other is, as
         # what could not be read would be taken for what is not there.
         "$ipt" 2>"$work/save.err" || grep -q -e 'rule set generation' -e incompatible "$work/save.err"
-    else for t in $(legacy_tables "$1"); do "$ipt" -t "$t" 2>"$work/save.err" || return 1; done
+    else
+        legacy_tables "$1"
+        for t in $tables; do "$ipt" -t "$t" 2>"$work/save.err" || return 1; done
     fi
 }
 
@@ -64,8 +67,11 @@ iptables_read() {
     done
     if [ -s "$work/nft.4" ] || [ -s "$work/nft.6" ]; then in_nft=$(chains_of "$work/nft.4" "$work/nft.6"); fi
     if [ -s "$work/legacy.4" ] || [ -s "$work/legacy.6" ]; then in_legacy=$(chains_of "$work/legacy.4" "$work/legacy.6"); fi
-    flavour=$(recorded flavour)
-    if [ -z "$flavour" ] || ! flavour_present "$flavour"; then flavour=$(default_flavour); fi
+    flavour=$r_flavour
+    if [ -z "$flavour" ] || ! flavour_present "$flavour"; then
+        plain_flavour
+        flavour=$plain
+    fi
     case $in_nft/$in_legacy in
         */ | kubelet/kubelet) [ -z "$in_nft" ] || [ -n "$in_legacy" ] || flavour=nft ;;
         /*) flavour=legacy ;;
@@ -338,12 +344,12 @@ iptables_firewall() {
 
 kubelet_here() { [ -s "$work/actual.$1" ] && grep -q -E '^:KUBE-(KUBELET-CANARY|IPTABLES-HINT) ' "$work/actual.$1"; }
 
-# Whose is KUBE-FIREWALL: kubelet's ("keep") when kubelet is here or the chain was before us.
+# Whose is KUBE-FIREWALL, in $owner: kubelet's ("keep") when kubelet is here or the chain was before us.
 firewall_owner() {
-    if kubelet_here "$1"; then echo keep
-    elif [ -e "$STATE/before/iptables" ]; then if [ -s "$STATE/before/firewall.$1" ]; then echo keep; else echo own; fi
-    elif grep -q '^:KUBE-FIREWALL ' "$work/actual.$1"; then echo keep
-    else echo own
+    owner=keep
+    if kubelet_here "$1"; then return 0; fi
+    if [ -e "$STATE/before/iptables" ]; then [ -s "$STATE/before/firewall.$1" ] || owner=own
+    elif ! grep -q '^:KUBE-FIREWALL ' "$work/actual.$1"; then owner=own
     fi
 }
 

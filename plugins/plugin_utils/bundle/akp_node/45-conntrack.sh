@@ -5,8 +5,8 @@ flows=0
 # True when conntrack.udp has lines and they are not those of the recorded bundle.
 conntrack_pending() {
     [ -s "$bundle/conntrack.udp" ] || return 1
-    last=$(recorded_bundle)
-    [ -z "$last" ] || ! cmp -s "$last/conntrack.udp" "$bundle/conntrack.udp"
+    recorded_bundle
+    [ -z "$recorded" ] || ! cmp -s "$recorded/conntrack.udp" "$bundle/conntrack.udp"
 }
 
 # Delete UDP flows that are answered from where the bundle no longer sends them; after the rules.

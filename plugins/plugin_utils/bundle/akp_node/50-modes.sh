@@ -59,10 +59,12 @@ iptables_glance() {
             case $t in filter) chains='INPUT FORWARD OUTPUT' ;; nat) chains='PREROUTING OUTPUT POSTROUTING' ;; esac
             ipt "$1"
             for c in KUBE-PROXY-GENERATION $chains; do "$ipt" -t "$t" -S "$c" 2>/dev/null || :; done
-        elif legacy_tables "$1" | grep -q -x "$t"; then
-            ipt "$1" save
-            "$ipt" -t "$t" | awk '/^-A [A-Z]+ / { print } /^-A KUBE-PROXY-GENERATION / { print; exit }'
+            continue
         fi
+        legacy_tables "$1"
+        case "$tables " in *" $t "*) ;; *) continue ;; esac
+        ipt "$1" save
+        "$ipt" -t "$t" | awk '/^-A [A-Z]+ / { print } /^-A KUBE-PROXY-GENERATION / { print; exit }'
     done
 }
 
@@ -70,7 +72,8 @@ iptables_glance() {
 iptables_compare() {
     for fam in $FAMILIES; do
         rules_file "$fam"
-        iptables_plan "$work/actual.$fam" "${file:-/dev/null}" "$work/plan.$fam" "$(firewall_owner "$fam")" ||
+        firewall_owner "$fam"
+        iptables_plan "$work/actual.$fam" "${file:-/dev/null}" "$work/plan.$fam" "$owner" ||
             die 3 "the comparison of ipv$fam rules failed (is ${TMPDIR:-/tmp} full?)"
     done
     iptables_warn_kept
@@ -171,7 +174,7 @@ iptables_remember() {
 # while kubelet is here its rules stay what kubelet made them.
 iptables_remove() {
     for fam in $FAMILIES; do
-        owner=$(firewall_owner "$fam")
+        firewall_owner "$fam"
         : >"$work/wanted"
         if foreign_noted "iptables.$fam"; then
             cp "$STATE/foreign/iptables.$fam" "$work/wanted"
@@ -202,7 +205,9 @@ iptables_glimpse() {
     for fam in $FAMILIES; do
         ipt "$fam" save
         if [ "$flavour" = nft ]; then "$ipt" 2>/dev/null || :
-        else for t in $(legacy_tables "$fam"); do "$ipt" -t "$t" 2>/dev/null || :; done
+        else
+            legacy_tables "$fam"
+            for t in $tables; do "$ipt" -t "$t" 2>/dev/null || :; done
         fi
     done | sed -n -e '/KUBELET-CANARY/d' -e '/IPTABLES-HINT/d' -e '/KUBE-/p'
 }

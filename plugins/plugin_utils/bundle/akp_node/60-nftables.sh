@@ -222,8 +222,9 @@ nft_intact() {
 # Is the kernel's table what the recorded bundle says, by a look at markers and jumps?
 # Not if a run was cut short: then chains may be there that no bundle names.
 nft_is_recorded() {
-    [ "$(recorded mode)" = nftables ] && [ ! -e "$STATE/unsettled" ] && [ -n "$(recorded_bundle)" ] || return 1
-    nft_holds "$(recorded generation)" "$(recorded_bundle)/nftables.nft"
+    recorded_bundle
+    [ "$r_mode" = nftables ] && [ ! -e "$STATE/unsettled" ] && [ -n "$recorded" ] || return 1
+    nft_holds "$r_generation" "$recorded/nftables.nft"
 }
 
 # Has every family of a file ($2) the marker ($1), and no other family any?
@@ -579,7 +580,8 @@ nftables_compare() {
     nft_file_facts "$bundle/nftables.nft" >"$work/nft.file" || die 3 "nftables.nft cannot be read (is ${TMPDIR:-/tmp} full?)"
     case $nft_base in
         recorded)
-            nft_file_facts "$(recorded_bundle)/nftables.nft" >"$work/nft.actual" || die 3 "the recorded bundle cannot be read (is ${TMPDIR:-/tmp} full?)"
+            recorded_bundle
+            nft_file_facts "$recorded/nftables.nft" >"$work/nft.actual" || die 3 "the recorded bundle cannot be read (is ${TMPDIR:-/tmp} full?)"
             nft_diff "$work/nft.actual" "$work/nft.file"
             ;;
         listed)

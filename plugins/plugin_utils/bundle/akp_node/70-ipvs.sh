@@ -493,14 +493,13 @@ ipvs_plan() {
 # The plan where the kernel has nothing: the files as they are, which $out/all names.
 ipvs_plan_all() {
     : >"$out/detail"
-    wc -l "$sets" "$servers" "$addresses" >"$out/lines" || return 1
-    virtual=$(grep -c '^-A' "$servers") || :
-    made=$(grep -c '^create' "$sets") || :
-    { read -r a _; read -r b _; read -r c _; read -r d _; } <"$out/lines"
-    printf '%d 0 0 %d 0 %d 0 0 %d 0 0 %d 0\n' "$made" $((a - made)) "$virtual" $((b - virtual)) $((c > 0 ? c - 1 : 0)) >"$out/counts"
-    [ "$d" -gt 0 ] || return 0
+    awk '
+        $1 == "create" { made++ } $1 == "add" { entries++ } $1 == "-A" { servers++ } $1 == "-a" { reals++ } $1 == "addr" { addresses++ }
+        END { printf "%d 0 0 %d 0 %d 0 0 %d 0 0 %d 0 %d\n", made, entries, servers, reals, addresses, NR }' "$sets" "$servers" "$addresses" >"$out/counts" || return 1
+    read -r a b c d e f g h i j k l m lines <"$out/counts"
+    [ "$lines" -gt 0 ] || return 0
     printf '%s\n' "$sets" "$servers" "$addresses" >"$out/all"
-    printf 'missing-state\tipvs\tkube-ipvs0\t\t%s lines\n' "$d" >"$out/detail"
+    printf 'missing-state\tipvs\tkube-ipvs0\t\t%s lines\n' "$lines" >"$out/detail"
 }
 
 # Lines that build the sets named in $1 aside, with the entries in $2 and in $3, and swap them in.
@@ -625,11 +624,11 @@ ipvs_preflight() {
 
 ipvs_compare() {
     iptables_compare
-    last=$(recorded_bundle)
-    [ -n "$last" ] && [ -e "$last/ipvs.rules" ] || last=$bundle
+    recorded_bundle
+    [ -n "$recorded" ] && [ -e "$recorded/ipvs.rules" ] || recorded=$bundle
     conf=$bundle/ipvs.conf
     [ -e "$conf" ] || conf=/dev/null
-    ipvs_plan "$work/ipvs" "$bundle/ipset.rules" "$bundle/ipvs.rules" "$bundle/ip.batch" "$conf" "$work/plan.ipvs" "$bundle/ipvs.rules" "$last/ipvs.rules" ||
+    ipvs_plan "$work/ipvs" "$bundle/ipset.rules" "$bundle/ipvs.rules" "$bundle/ip.batch" "$conf" "$work/plan.ipvs" "$bundle/ipvs.rules" "$recorded/ipvs.rules" ||
         die 3 "the comparison of sets and virtual servers failed (is ${TMPDIR:-/tmp} full?)"
 }
 
@@ -670,7 +669,7 @@ ipvs_counts() { iptables_counts; }
 
 # The plan beyond chains, for the answer.
 ipvs_report() {
-    read -r a b c d e f g h i j k l m <"$work/plan.ipvs/counts"
+    read -r a b c d e f g h i j k l m _ <"$work/plan.ipvs/counts"
     printf '"sets": {"added": %d, "changed": %d, "removed": %d, "entriesAdded": %d, "entriesRemoved": %d}, ' "$a" "$b" "$c" "$d" "$e"
     printf '"servers": {"added": %d, "changed": %d, "removed": %d, "endpointsAdded": %d, "endpointsChanged": %d, "endpointsRemoved": %d}, ' "$f" "$g" "$h" "$i" "$j" "$k"
     printf '"addresses": {"added": %d, "removed": %d}, "draining": %d, ' "$l" "$m" "$(ipvs_draining)"
@@ -764,12 +763,12 @@ ipvs_remove() {
         return 0
     fi
     ipvs_save "$work/leave-ipvs" || return 1
-    last=$(recorded_bundle)
+    recorded_bundle
     : >"$work/left.conf"
     : >"$work/left.servers"
-    if [ -n "$last" ] && [ -e "$last/ipvs.rules" ]; then
-        grep '^exclude' "$last/ipvs.conf" >"$work/left.conf" || :
-        cp "$last/ipvs.rules" "$work/left.servers"
+    if [ -n "$recorded" ] && [ -e "$recorded/ipvs.rules" ]; then
+        grep '^exclude' "$recorded/ipvs.conf" >"$work/left.conf" || :
+        cp "$recorded/ipvs.rules" "$work/left.servers"
     fi
     ipvs_plan "$work/leave-ipvs" /dev/null /dev/null /dev/null "$work/left.conf" "$work/left" "$work/left.servers" || return 1
     if ipvs_device; then ip link del kube-ipvs0 2>"$work/err" || { ipvs_refused "ip link del kube-ipvs0"; return 1; }; fi

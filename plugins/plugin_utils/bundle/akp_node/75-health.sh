@@ -25,7 +25,7 @@ guard_health() {
 
 # The health file of what is recorded; with deltas that of the last one that has one.
 health_file() {
-    i=$(recorded deltas)
+    i=$r_deltas
     while [ "${i:-0}" -gt 0 ]; do
         if [ -e "$STATE/deltas/$i/health.conf" ]; then
             printf '%s' "$STATE/deltas/$i/health.conf"
@@ -33,7 +33,7 @@ health_file() {
         fi
         i=$((i - 1))
     done
-    file=$STATE/bundles/$(recorded digest)/health.conf
+    file=$STATE/bundles/$r_digest/health.conf
     if [ -f "$file" ]; then printf '%s' "$file"; else printf /dev/null; fi
 }
 
@@ -44,14 +44,14 @@ sync_ended() { [ ! -e "$STATE/queued" ] || rm -f "$STATE/queued"; }
 # Healthy, as kube-proxy means it: no change has waited for two periods. And what was applied is in the kernel still,
 # which kube-proxy would see to by itself.
 proxy_healthy() {
-    generation=$(recorded generation)
+    generation=$r_generation
     [ -n "$generation" ] || return 1
     if [ -e "$STATE/queued" ]; then
         since=$(date -r "$STATE/queued" +%s 2>/dev/null) || since=0
         period=$(sed -n 's/^period //p' "$health")
         [ $(($(date +%s) - since)) -lt $((2 * ${period:-30})) ] || return 1
     fi
-    mode=$(recorded mode) flavour=$(recorded flavour)
+    mode=$r_mode flavour=$r_flavour
     for fam in $FAMILIES; do
         grep -q "^[a-z]* ipv$fam " "$health" || continue
         [ "$(family_generation "$fam")" = "$generation" ] || return 1
@@ -177,7 +177,7 @@ answer_healthz() {
     esac
     healthy=false
     if proxy_healthy; then healthy=true; fi
-    now=$(utc "$(date +%s)") synced=$(recorded time)
+    now=$(utc "$(date +%s)") synced=$r_time
     if [ -n "$synced" ]; then synced=$(utc "$synced"); else synced=0001-01-01T00:00:00Z; fi
     updated=$synced status=503
     if [ "$healthy" = true ] && [ "$eligible" != false ]; then updated=$now status=200; fi

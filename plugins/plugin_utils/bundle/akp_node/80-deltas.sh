@@ -26,7 +26,6 @@ apply_delta() {
     confirm_turn
     check_age
     # While this run waited for the lock the other one may have changed everything.
-    read_record
     delta_obstacle
     if [ -z "$why" ] && ! "${mode}_on_base"; then why="the kernel does not have generation $base"; fi
     if [ -n "$why" ]; then
@@ -65,26 +64,8 @@ guard_delta() {
     guard
 }
 
-# The record in variables, all of it at once: a delta is small, and most of its time is processes.
-read_record() {
-    r_generation='' r_digest='' r_deltas='' r_mode='' r_node='' r_flavour='' r_unset_sysctls=''
-    [ -f "$STATE/applied" ] || return 0
-    while IFS='=' read -r key value; do
-        case $key in
-            generation) r_generation=$value ;;
-            digest) r_digest=$value ;;
-            deltas) r_deltas=$value ;;
-            mode) r_mode=$value ;;
-            node) r_node=$value ;;
-            flavour) r_flavour=$value ;;
-            unset_sysctls) r_unset_sysctls=$value ;;
-        esac
-    done <"$STATE/applied"
-}
-
 # Is this where the delta leads already?
 delta_applied() {
-    read_record
     previous=$r_generation
     flavour=$r_flavour
     [ "$previous" = "$generation" ] && [ "$r_mode" = "$mode" ] && [ ! -e "$STATE/unsettled" ] || return 1
@@ -107,10 +88,11 @@ delta_obstacle() {
 # The answer when only a whole bundle will do: nothing was changed, and that is no failure.
 answer_full() {
     say "a whole bundle is needed: $1"
+    elapsed
     [ -z "$new_arm" ] || confirm_disarm
     printf '{"verb": "%s", "ok": true, "changed": false, "need": "full", "reason": %s, "node": %s, "mode": "%s", ' \
         "$verb" "$(json_string "$1")" "$(json_string "$node")" "$mode"
-    printf '"generation": %s, "seconds": %s, "warnings": [%s]}\n' "$(json_or_null "$(recorded generation)")" "$(elapsed)" "$warnings"
+    printf '"generation": %s, "seconds": %s, "warnings": [%s]}\n' "$(json_or_null "$r_generation")" "$elapsed" "$warnings"
 }
 
 # The service ports that change, as compare_services tells them.
@@ -134,9 +116,10 @@ delta_services() {
 keep_delta() {
     number=$((r_deltas + 1))
     kept_now=$STATE/deltas/$number
-    if [ -e "$STATE/deltas/.new" ] || [ -e "$kept_now" ]; then rm -rf "$STATE/deltas/.new" "$kept_now"; fi
-    { mkdir -p "$STATE/deltas/.new" && cp "$bundle"/*.* "$STATE/deltas/.new" && mv "$STATE/deltas/.new" "$kept_now"; } || {
-        rm -rf "$STATE/deltas/.new"
+    # What the record does not count is not there, so it need not appear whole at once.
+    [ ! -e "$kept_now" ] || rm -rf "$kept_now"
+    { mkdir -p "$kept_now" && cp "$bundle"/*.* "$kept_now"; } || {
+        rm -rf "$kept_now"
         die 3 "the delta cannot be kept in $STATE (is the disk full?)"
     }
 }
@@ -144,7 +127,7 @@ keep_delta() {
 # Note the delta as applied.
 record_delta() {
     write_applied "$r_digest" "$number"
-    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/seen" ]; then rm -f "$STATE/unsettled" "$STATE/seen"; fi
+    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/seen" ]; then rm -f "$STATE/unsettled" "$STATE/seen" "$STATE/queued"; fi
     if [ "$number" -ge "$DELTAS" ]; then settle store; fi
 }
 
@@ -161,7 +144,7 @@ check_delta() {
         answer_full "$why"
         return 0
     fi
-    previous=$(recorded generation)
+    previous=$r_generation
     delta_services
     print_change true
 }
@@ -169,7 +152,7 @@ check_delta() {
 # Make whole what the record holds in parts: $settled is then the recorded bundle and $work/previous the one before
 # the last delta. With "store", for those who hold the lock, both are kept and the record names the former.
 settle() {
-    count=$(recorded deltas)
+    count=$r_deltas
     [ "${count:-0}" -gt 0 ] || return 0
     rm -rf "$work/settled" "$work/previous"
     (merge "$work/settled" "$count" && merge "$work/previous" $((count - 1))) || die 3 "deltas could not be merged (is ${TMPDIR:-/tmp} full?)"
@@ -187,6 +170,7 @@ settle() {
     done
     sed -e "s/^digest=.*/digest=$name/" -e 's/^deltas=.*/deltas=0/' "$STATE/applied" >"$STATE/applied.new"
     mv "$STATE/applied.new" "$STATE/applied"
+    read_record
     rm -rf "$STATE/deltas"
     settled=
     prune_bundles "$name"
@@ -194,8 +178,8 @@ settle() {
 
 # The recorded bundle with the first $2 deltas, as a bundle of its own in $1. Runs in a subshell.
 merge() {
-    target=$1 upto=$2 mode=$(recorded mode)
-    whole=$STATE/bundles/$(recorded digest)
+    target=$1 upto=$2 mode=$r_mode
+    whole=$STATE/bundles/$r_digest
     generation=$(value_in "$whole/manifest.json" generation)
     cp -R "$whole" "$target" || return 1
     set --
@@ -269,7 +253,8 @@ iptables_delta() {
         mv "$work/refused" "$work/reason"
         delta=$bundle
         settle
-        bundle=$(recorded_bundle)
+        recorded_bundle
+        bundle=$recorded
         iptables_read
         iptables_compare
         iptables_commit || warn "the recorded rules could not be put back: $(cat "$work/refused")"
@@ -490,7 +475,8 @@ ipvs_to_record() {
     mv "$work/refused" "$work/reason"
     delta=$bundle
     settle
-    bundle=$(recorded_bundle)
+    recorded_bundle
+    bundle=$recorded
     ipvs_read
     ipvs_compare
     if ipvs_commit; then rm -f "$STATE/unsettled"; else warn "the recorded state could not be put back: $(cat "$work/refused")"; fi

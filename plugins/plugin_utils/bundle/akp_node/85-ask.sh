@@ -56,10 +56,16 @@ sysctl_paths() {
     done <"$bundle/sysctls.conf"
 }
 
+# Does the mode have a look that is cheap enough for ask? Without one, whatever was noted in another mode goes.
+can_glimpse() {
+    if type "${mode}_glimpse" >/dev/null 2>&1; then return 0; fi
+    if [ -e "$STATE/seen" ] || [ -e "$STATE/ask" ]; then rm -f "$STATE/seen" "$STATE/ask"; fi
+    return 1
+}
+
 # Note the checksum of a kernel that was found to be what was applied. Called by verbs that hold the lock.
 note_seen() {
     rm -f "$STATE/seen" "$STATE/ask"
-    type "${mode}_glimpse" >/dev/null 2>&1 || return 0
     [ "$(cat "$bundle"/*.rules "$bundle"/*.nft 2>/dev/null | wc -c)" -le "$GLIMPSE_LIMIT" ] || return 0
     glimpse >"$work/glimpse.1"
     # Between the change and this look somebody may have meddled: only a look that compares equal counts.
@@ -101,7 +107,6 @@ END
 # Is the kernel what it was when it was last found right? Sets generation, digest, mode, node, flavour.
 seen_still() {
     [ -r "$STATE/seen" ] && [ -r "$STATE/applied" ] && [ ! -e "$STATE/unconfirmed" ] && [ ! -e "$STATE/undone" ] || return 1
-    read_record
     generation=$r_generation digest=$r_digest mode=$r_mode node=$r_node flavour=$r_flavour
     bundle=$STATE/bundles/$digest
     read -r seen checksum <"$STATE/seen"
@@ -113,8 +118,8 @@ seen_still() {
 ROUTE_LOCALNET=/proc/sys/net/ipv4/conf/all/route_localnet
 route_localnet_left() {
     [ -r "$ROUTE_LOCALNET" ] && grep -q 1 "$ROUTE_LOCALNET" || return 1
-    last=$(recorded_bundle)
-    ! grep -q '^net\.ipv4\.conf\.all\.route_localnet *= *1' "${last:-/nonexistent}/sysctls.conf" 2>/dev/null
+    recorded_bundle
+    ! grep -q '^net\.ipv4\.conf\.all\.route_localnet *= *1' "${recorded:-/nonexistent}/sysctls.conf" 2>/dev/null
 }
 
 # What capabilities can depend on, in $this_host: this boot, and the tools there are.

@@ -58,7 +58,8 @@ confirm_arm() {
         rearmed=1
     else
         back=
-        [ -z "$(recorded_bundle)" ] || back=$previous
+        recorded_bundle
+        [ -z "$recorded" ] || back=$previous
         [ -n "$back" ] || confirm_note_foreign || confirm_cannot "what is in the kernel cannot be kept in $STATE"
     fi
     read -r armed </proc/sys/kernel/random/uuid
@@ -199,14 +200,15 @@ verb_confirm() {
         changed=false
     else
         [ -z "$1" ] || [ "$1" = "$token" ] || die 2 "that is not the token of the change that waits for its confirmation, generation $(unconfirmed generation)"
-        [ "$(recorded generation)" = "$(unconfirmed generation)" ] ||
+        [ "$r_generation" = "$(unconfirmed generation)" ] ||
             die 2 "the apply of generation $(unconfirmed generation) did not come to its end; it will be undone, or at once by akp-node rollback"
         printf '%s\n' "$token" >"$STATE/confirmed.new"
         mv "$STATE/confirmed.new" "$STATE/confirmed"
         confirm_disarm
     fi
+    elapsed
     printf '{"verb": "confirm", "ok": true, "changed": %s, "generation": "%s", "seconds": %s, "warnings": [%s]}\n' \
-        "$changed" "$(recorded generation)" "$(elapsed)" "$warnings"
+        "$changed" "$r_generation" "$elapsed" "$warnings"
 }
 
 # Wait until the term of the change $1 is over, and undo it unless it was confirmed. Runs by itself.
@@ -238,7 +240,8 @@ verb_undo() {
         confirm_undo
         return 0
     fi
-    printf '{"verb": "undo", "ok": true, "changed": false, "seconds": %s, "warnings": [%s]}\n' "$(elapsed)" "$warnings"
+    elapsed
+    printf '{"verb": "undo", "ok": true, "changed": false, "seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
 }
 
 # Go back to what was there before the change that nobody confirmed, and note that. The lock is held.
@@ -258,9 +261,10 @@ confirm_undo() {
 
 # Apply the kept generation $1, which may be the recorded one.
 go_back_to() {
-    if [ "$(recorded generation)" = "$1" ]; then
+    if [ "$r_generation" = "$1" ]; then
         settle
-        verb_apply "$(recorded_bundle)"
+        recorded_bundle
+        verb_apply "$recorded"
     else
         verb_rollback "$1"
     fi

@@ -175,7 +175,7 @@ take_release() {
     offered=$(awk -v node="$me" '$1 == "bundle" && $2 == node { print $3, $4; exit }' "$work/release/release")
     [ -n "$offered" ] || die 2 "the release is not for this node: it names no bundle of \"$me\""
     wanted=${offered% *}
-    have=$(recorded generation)
+    have=$r_generation
     if [ "$have" = "$wanted" ]; then
         # Nothing new, signed anew.
         count_signers same
@@ -262,6 +262,7 @@ sum_of() { if [ -f "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; fi; }
 run_verb() {
     ended=0
     sh "$0" "$@" >"$work/verb" || ended=$?
+    read_record
     [ "$ended" -ne 0 ] || return 0
     why=$(sed -n '$s/.*"error": "\(.*\)", "warnings": .*/\1/p' "$work/verb" | sed 's/\\\(["\\]\)/\1/g')
     die "$ended" "${why:-$1 ended with $ended and no answer}"
@@ -270,11 +271,12 @@ run_verb() {
 # A node without news still has what was applied, or gets it back.
 heal() {
     changed=false
-    [ -n "$(recorded digest)" ] && [ -z "$dry_run" ] || return 0
+    [ -n "$r_digest" ] && [ -z "$dry_run" ] || return 0
     if [ -z "$verify" ] && (seen_still) 2>/dev/null; then return 0; fi
     # Up to a certain size a comparison of every rule is cheap, and leaves what the next look needs to be cheaper still.
     set --
-    if [ -n "$verify" ] || [ "$(cat "$(recorded_bundle)"/*.rules "$(recorded_bundle)"/*.nft 2>/dev/null | wc -c)" -le "$GLIMPSE_LIMIT" ]; then set -- --verify; fi
+    recorded_bundle
+    if [ -n "$verify" ] || [ "$(cat "$recorded"/*.rules "$recorded"/*.nft 2>/dev/null | wc -c)" -le "$GLIMPSE_LIMIT" ]; then set -- --verify; fi
     run_verb restore "$@"
     if grep -q '"changed": true' "$work/verb"; then healed=true; fi
     changed=$healed
@@ -289,11 +291,12 @@ release_still_good() {
 
 # The result of pull.
 pull_answer() {
+    elapsed
     text=$(
         printf '{"verb": "pull", "ok": true, "changed": %s, "fetched": "%s", "node": %s, ' "$1" "$fetched" "$(json_string "$me")"
-        printf '"generation": %s, "counter": %s, ' "$(json_or_null "$(recorded generation)")" "$(c=$(applied_counter); printf '%s' "${c:-null}")"
+        printf '"generation": %s, "counter": %s, ' "$(json_or_null "$r_generation")" "$(c=$(applied_counter); printf '%s' "${c:-null}")"
         printf '"delta": %s, "healed": %s, "bytes": %d, ' "$by_delta" "$healed" "$bytes"
-        printf '"seconds": %s, "warnings": [%s]}' "$(elapsed)" "$warnings"
+        printf '"seconds": %s, "warnings": [%s]}' "$elapsed" "$warnings"
     )
     printf '%s\n' "$text"
     pull_end "$text"

@@ -33,11 +33,11 @@ metrics_write() {
 # The metrics after this run, from those before it on stdin.
 metrics_text() {
     there=
-    services_file=$STATE/bundles/$(recorded digest)/services.jsonl
+    services_file=$STATE/bundles/$r_digest/services.jsonl
     if [ -r "$services_file" ]; then there=$(wc -l <"$services_file"); fi
-    name=$(recorded node)
-    awk -v verb="$verb" -v code="$1" -v seconds="$(elapsed)" -v time="$(date +%s)" -v applied="$(recorded time)" \
-        -v node="${name:-$(setting node "$(uname -n)")}" -v generation="$(recorded generation)" -v mode="$(recorded mode)" \
+    elapsed
+    awk -v verb="$verb" -v code="$1" -v seconds="$elapsed" -v time="$(date +%s)" -v applied="$r_time" \
+        -v node="${r_node:-$(setting node "$(uname -n)")}" -v generation="$r_generation" -v mode="$r_mode" \
         -v state="${state:-}" -v drift="${drift:-null}" -v services="${there:-0}" \
         -v fetched="${fetched:-}" -v inner="${ended:-0}" '
         function head(name, type, help) { printf "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type }

@@ -8,15 +8,16 @@ verb_apply() {
         apply_delta
         return 0
     fi
-    [ "$(recorded digest)" = "$digest" ] || guard
+    [ "$r_digest" = "$digest" ] || guard
     lock
     confirm_turn
     check_age
     settle store
-    previous=$(recorded generation)
-    flavour=$(recorded flavour)
-    compare_services "$(recorded_bundle)" "$bundle"
-    if [ -z "$verify" ] && [ "$(recorded digest)" = "$digest" ] && ! confirm_overdue && is_current; then
+    previous=$r_generation
+    flavour=$r_flavour
+    recorded_bundle
+    compare_services "$recorded" "$bundle"
+    if [ -z "$verify" ] && [ "$r_digest" = "$digest" ] && ! confirm_overdue && is_current; then
         [ "$mode" != ipvs ] || ipvs_drain
         note_release
         sync_ended
@@ -24,7 +25,7 @@ verb_apply() {
         print_change false
         return 0
     fi
-    [ "$(recorded digest)" = "$digest" ] || sync_begins
+    [ "$r_digest" = "$digest" ] || sync_begins
     "${mode}_read"
     "${mode}_preflight"
     remember
@@ -40,7 +41,7 @@ verb_apply() {
             die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
         }
         changed=true
-    elif [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$(recorded generation)" != "$generation" ]; then
+    elif [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$r_generation" != "$generation" ]; then
         changed=true
     else
         changed=false
@@ -49,20 +50,20 @@ verb_apply() {
     [ "$mode" != ipvs ] || ipvs_drain
     leave_other_modes
     conntrack_apply delete
-    if [ "$changed" = true ] || [ "$(recorded digest)" != "$digest" ] || [ -e "$STATE/unsettled" ]; then record; fi
+    if [ "$changed" = true ] || [ "$r_digest" != "$digest" ] || [ -e "$STATE/unsettled" ]; then record; fi
     note_release
     confirm_end "$changed"
     sync_ended
     health_sync
     print_change "$changed"
     # Only a shortcut for ask: without it, ask takes the long way.
-    if [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; then (note_seen) >/dev/null 2>&1 || :; fi
+    if can_glimpse && { [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; }; then (note_seen) >/dev/null 2>&1 || :; fi
 }
 
 # Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then
 # both serve. Looked for only when the mode is not the recorded one.
 leave_other_modes() {
-    [ "$(recorded mode)" != "$mode" ] || return 0
+    [ "$r_mode" != "$mode" ] || return 0
     if [ "$mode" != nftables ]; then
         if nft_tables_exist; then
             nftables_remove || warn "the tables kube-proxy of nftables mode could not be removed: $(cat "$work/refused")"
@@ -95,7 +96,7 @@ leave_ipvs() {
 }
 
 # Everything that apply would set has its value, by a cheap look.
-is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$(recorded unset_sysctls)")" ] && [ -z "$(counters_missing)" ]; }
+is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$r_unset_sysctls")" ] && [ -z "$(counters_missing)" ]; }
 
 # How many words $1 has, in $words.
 count_words() {
@@ -106,7 +107,7 @@ count_words() {
 # The result of apply and check.
 print_change() {
     print_services
-    printf '{"verb": "%s", "ok": true, "changed": %s, "node": %s, "mode": "%s", ' "$verb" "$1" "$(json_string "$node")" "$mode"
+    printf '{"verb": "%s", "ok": true, "changed": %s, "node": "%s", "mode": "%s", ' "$verb" "$1" "$node" "$mode"
     if [ -n "$flavour" ]; then printf '"flavour": "%s", ' "$flavour"; else printf '"flavour": null, '; fi
     printf '"generation": "%s", ' "$generation"
     if [ -n "$previous" ]; then printf '"previous": "%s", ' "$previous"; else printf '"previous": null, '; fi
@@ -116,7 +117,8 @@ print_change() {
     if [ -e "$work/plan.ipvs/counts" ]; then ipvs_report; fi
     confirm_answer
     if [ -n "$verify" ] && [ "$verb" = check ]; then printf '"differences": [%s], ' "$("${mode}_details")"; fi
-    printf '"seconds": %s, "warnings": [%s]}\n' "$(elapsed)" "$warnings"
+    elapsed
+    printf '"seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
 }
 
 # What apply would do, from the same comparison; nothing is written, not even in the state directory.
@@ -128,16 +130,17 @@ verb_check() {
     fi
     guard
     settle
-    previous=$(recorded generation)
-    compare_services "$(recorded_bundle)" "$bundle"
+    previous=$r_generation
+    recorded_bundle
+    compare_services "$recorded" "$bundle"
     "${mode}_read"
     "${mode}_preflight"
     "${mode}_compare"
-    sysctls_differ "$(recorded unset_sysctls)" >"$work/sysctls"
+    sysctls_differ "$r_unset_sysctls" >"$work/sysctls"
     changed_sysctls=$(wc -l <"$work/sysctls")
     made_counters=$(counters_missing)
     conntrack_apply count
-    if "${mode}_pending" || [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$(recorded generation)" != "$generation" ]; then
+    if "${mode}_pending" || [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$r_generation" != "$generation" ]; then
         print_change true
     else
         print_change false
@@ -151,9 +154,10 @@ verb_check() {
 #   partial  some markers or jumps are missing
 #   foreign  the kernel has another generation, or chains of ours that nobody recorded
 verb_status() {
-    generation=$(recorded generation) mode=$(recorded mode) node=$(recorded node) flavour=$(recorded flavour)
+    generation=$r_generation mode=$r_mode node=$r_node flavour=$r_flavour
     settle
-    bundle=$(recorded_bundle)
+    recorded_bundle
+    bundle=$recorded
     drift=null
     : >"$work/markers"
     if [ -z "$bundle" ]; then
@@ -174,7 +178,7 @@ verb_status() {
             "${mode}_read"
             [ -z "$flavour_trouble" ] || warn "$flavour_trouble"
             "${mode}_compare"
-            sysctls_differ "$(recorded unset_sysctls)" >"$work/sysctls"
+            sysctls_differ "$r_unset_sysctls" >"$work/sysctls"
             counters_missing >"$work/counters"
             drift=$(cat "$work"/plan.*/detail "$work/sysctls" "$work/counters" | wc -l)
         fi
@@ -182,11 +186,11 @@ verb_status() {
     printf '{"verb": "status", "ok": true, "state": "%s", "generation": %s, ' "$state" "$(json_or_null "$generation")"
     printf '"kernel": [%s], ' "$(awk '{ printf "%s{\"family\": \"%s\", \"table\": \"%s\", \"generation\": \"%s\"}", (NR > 1 ? ", " : ""), $1, $2, $3 }' "$work/markers")"
     printf '"mode": %s, "node": %s, "flavour": %s, ' "$(json_or_null "$mode")" "$(json_or_null "$node")" "$(json_or_null "$flavour")"
-    printf '"appliedAt": %s, ' "$(t=$(recorded time); printf '%s' "${t:-null}")"
+    printf '"appliedAt": %s, ' "${r_time:-null}"
     printf '"kept": [%s], ' "$([ ! -f "$STATE/history" ] || awk '{ printf "%s\"%s\"", (NR > 1 ? ", " : ""), $2 }' "$STATE/history")"
     confirm_status
     if [ "$drift" != null ]; then
-        [ "$drift" -eq 0 ] || printf '"since": {"generation": "%s", "appliedAt": %d}, ' "$generation" "$(recorded time)"
+        [ "$drift" -eq 0 ] || printf '"since": {"generation": "%s", "appliedAt": %d}, ' "$generation" "$r_time"
         printf '"drift": %d, "differences": [%s], ' "$drift" "$(
             {
                 "${mode}_details"
@@ -195,7 +199,8 @@ verb_status() {
                 awk '{ printf "{\"kind\": \"missing-counter\", \"name\": \"%s\"}\n", $1 }' "$work/counters"
             } | awk 'NF { printf "%s%s", (n++ ? ", " : ""), $0 }')"
     fi
-    printf '"seconds": %s, "warnings": [%s]}\n' "$(elapsed)" "$warnings"
+    elapsed
+    printf '"seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
 }
 
 # What this host is and can do. Probes run in throw-away namespaces: nothing is left behind.
@@ -215,7 +220,8 @@ verb_facts() {
         printf '%s"%s": %s' "$comma" "$name" "$(truth has "$name")"
         comma=', '
     done
-    printf '}, "akpNode": "%s", "seconds": %s, "warnings": [%s]}\n' "$VERSION" "$(elapsed)" "$warnings"
+    elapsed
+    printf '}, "akpNode": "%s", "seconds": %s, "warnings": [%s]}\n' "$VERSION" "$elapsed" "$warnings"
 }
 
 truth() { if "$@" >/dev/null 2>&1; then echo true; else echo false; fi; }
@@ -290,7 +296,7 @@ verb_rollback() {
         [ -n "$found" ] || die 2 "generation $1 is not kept here; status lists those that are"
         [ "$(printf '%s\n' "$found" | wc -l)" -eq 1 ] || die 2 "generation $1 is not unique, give more digits"
     else
-        found=$(awk -v d="$(recorded digest)" '$1 == d { print last; exit } { last = $1 }' "$STATE/history")
+        found=$(awk -v d="$r_digest" '$1 == d { print last; exit } { last = $1 }' "$STATE/history")
         [ -n "$found" ] || die 2 "no bundle before the recorded one is kept"
     fi
     if [ -n "$dry_run" ]; then verb_check "$STATE/bundles/$found"; else verb_apply "$STATE/bundles/$found"; fi
@@ -305,20 +311,21 @@ verb_restore() {
         return 0
     fi
     settle
-    last=$(recorded_bundle)
-    [ -n "$last" ] || die 2 "no bundle was applied here, there is nothing to restore"
-    verb_apply "$last"
+    recorded_bundle
+    [ -n "$recorded" ] || die 2 "no bundle was applied here, there is nothing to restore"
+    verb_apply "$recorded"
 }
 
 # The host is as it was before the first apply; foreign rules are not touched.
 verb_cleanup() {
     [ -n "$dry_run" ] || lock
     settle
-    bundle=$(recorded_bundle)
+    recorded_bundle
+    bundle=$recorded
     compare_services "$bundle" ''
     iptables_read
     # What was applied says where to look, even on a host that now has chains in both flavours.
-    wanted=$(recorded flavour)
+    wanted=$r_flavour
     ! foreign_noted flavour || wanted=$(cat "$STATE/foreign/flavour")
     if [ -n "$wanted" ] && [ "$wanted" != "$flavour" ]; then
         flavour=$wanted
@@ -329,8 +336,9 @@ verb_cleanup() {
         changed=false
         if [ -d "$STATE/before" ] || chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || nft_tables_exist || ipvs_present; then changed=true; fi
         print_services
+        elapsed
         printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "seconds": %s, "warnings": [%s]}\n' \
-            "$changed" "$(json_or_null "$flavour")" "$(elapsed)" "$warnings"
+            "$changed" "$(json_or_null "$flavour")" "$elapsed" "$warnings"
         return 0
     fi
     ! foreign_noted ipvs/sets || ipvs_remove
@@ -365,16 +373,18 @@ verb_cleanup() {
     print_services
     printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "chains": {%s}, ' "$changed" "$(json_or_null "$flavour")" "$(iptables_counts)"
     count_words "$made_counters"
+    elapsed
     printf '"sysctls": %d, "counters": %d, "seconds": %s, "warnings": [%s]}\n' \
-        "$changed_sysctls" "$words" "$(elapsed)" "$warnings"
+        "$changed_sysctls" "$words" "$elapsed" "$warnings"
 }
 
 # Look again at the real servers that were told to leave while they had connections.
 verb_drain() {
     lock
-    mode=$(recorded mode)
+    mode=$r_mode
     [ "$mode" != ipvs ] || ipvs_drain
-    printf '{"verb": "drain", "ok": true, "draining": %d, "seconds": %s, "warnings": [%s]}\n' "$(ipvs_draining)" "$(elapsed)" "$warnings"
+    elapsed
+    printf '{"verb": "drain", "ok": true, "draining": %d, "seconds": %s, "warnings": [%s]}\n' "$(ipvs_draining)" "$elapsed" "$warnings"
 }
 
 # Put sysctls back, except one that somebody changed since we set it.
@@ -436,12 +446,14 @@ main() {
         status | facts | restore | cleanup | drain | ask | pull) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
         *) die 2 "unknown verb \"$verb\", see akp-node --help" ;;
     esac
-    [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
+    # Of a process that root owns; a process to ask would be one too many.
+    [ -O /proc/1 ] || [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
     # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
     case $verb in apply | check | pull) check_settings ;; esac
     # Without one of these a question would be answered wrongly somewhere.
     for name in awk sed grep sha256sum cp mv rm mkdir mktemp cat cmp wc tr cut head date; do has "$name" || die 3 "missing tool: $name"; done
     case $verb in ask | await | health) ;; *) make_work ;; esac
+    read_record
     "verb_$verb" "$operand"
     answered=1
 }
