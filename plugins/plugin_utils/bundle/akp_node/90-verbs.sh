@@ -396,8 +396,9 @@ cleanup_sysctls() {
             warn "sysctl $name was changed by somebody else and stays"
             continue
         fi
-        [ "$(cat "$(sysctl_path "$name")" 2>/dev/null)" != "$value" ] || continue
-        if write_value "$(sysctl_path "$name")" "$value"; then changed_sysctls=$((changed_sysctls + 1)); else warn "sysctl $name could not be set back to $value"; fi
+        sysctl_path "$name"
+        [ "$(cat "$path" 2>/dev/null)" != "$value" ] || continue
+        if write_value "$path" "$value"; then changed_sysctls=$((changed_sysctls + 1)); else warn "sysctl $name could not be set back to $value"; fi
     done <"$STATE/before/sysctls"
     if [ -s "$STATE/before/hashsize" ]; then write_value "$HASHSIZE" "$(cat "$STATE/before/hashsize")" || warn "the conntrack hash size could not be set back"; fi
 }
