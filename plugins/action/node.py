@@ -51,8 +51,14 @@ _LEFT = (
     "that was applied asks for it; kube-proxy left it, or an earlier bundle. sysctl -w "
     "net.ipv4.conf.all.route_localnet=0 switches it off"
 )
-_STATES = ["applied", "gathered", "restored", "rolled_back", "absent"]
-_ACTIONS = {"applied": "sync", "restored": "heal", "rolled_back": "rollback", "absent": "cleanup"}
+_STATES = ["applied", "confirmed", "gathered", "restored", "rolled_back", "absent"]
+_ACTIONS = {
+    "applied": "sync",
+    "confirmed": "sync",
+    "restored": "heal",
+    "rolled_back": "rollback",
+    "absent": "cleanup",
+}
 
 
 class ActionModule(RemoteAction):
@@ -69,6 +75,8 @@ class ActionModule(RemoteAction):
         "verify": {"type": "bool", "default": False},
         "max_removed_percent": {"type": "int", "default": 100},
         "confirm_within": {"type": "int", "default": 0},
+        "confirm": {"type": "bool", "default": True},
+        "token": {"type": "str"},
         "probes": {"type": "list", "elements": "dict", "default": []},
         "install": {"type": "bool", "default": False},
         "install_path": {"type": "str", "default": INSTALLED},
@@ -76,6 +84,7 @@ class ActionModule(RemoteAction):
         "keep": {"type": "int", "default": 0},
         "command": {"type": "str"},
     }
+    RULES: ClassVar[dict[str, Any]] = {"required_if": [("state", "confirmed", ("token",))]}
     VARIABLES: ClassVar[dict[str, str]] = {
         "name": "kube_proxy_node_name",
         "verify": "kube_proxy_verify",
@@ -118,7 +127,8 @@ class ActionModule(RemoteAction):
             raise AnsibleActionFail(message) from None  # what it came from would be printed once more
         noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
         self._work.note(phase, self._host, {**watch.fields(), **noted})
-        if result["changed"]:
+        # What somebody else has to confirm is entered when he does: until then the node may go back.
+        if result["changed"] and not result.get("confirm"):
             self._audit({"before": result.get("previous"), "after": result.get("generation")})
         return result
 
@@ -243,9 +253,21 @@ class ActionModule(RemoteAction):
             arguments = [*arguments, "--confirm-within", str(self._options["confirm_within"])]
         self._tried = True
         answer = self._answer(command(arguments))
-        if answer.result.get("confirm"):
+        if answer.result.get("confirm") and self._options["confirm"]:
             self._confirm(answer.result, probes)
         return answer
+
+    def _confirmed(self) -> dict[str, Any]:
+        """Make good a change that was applied and left unconfirmed."""
+        token, previous = self._options["token"], self._options["generation"]
+        if self.check:
+            return {"changed": True, "node": self._name}
+        self._tried = True
+        term = {"confirm": token, "confirmWithin": self._options["confirm_within"], "previous": previous}
+        answer = self._confirm(term, self._probes())
+        generation = answer.result.get("generation")
+        changed = bool(answer.result["changed"])
+        return {"changed": changed, "node": self._name, "generation": generation, "previous": previous}
 
     def _probes(self) -> list[Probe]:
         """What must answer before the change is confirmed."""
@@ -261,7 +283,7 @@ class ActionModule(RemoteAction):
             )
         return probes
 
-    def _confirm(self, applied: Mapping[str, Any], probes: Sequence[Probe]) -> None:
+    def _confirm(self, applied: Mapping[str, Any], probes: Sequence[Probe]) -> Answer:
         """Say over a new connection that all is well. Whatever keeps us from it, the node goes back by itself."""
         deadline = time.monotonic() + int(applied["confirmWithin"]) - 2
         back = f"generation {applied['previous']}" if applied.get("previous") else "having nothing applied"
@@ -283,6 +305,7 @@ class ActionModule(RemoteAction):
                 raise ProbeFailed(str(answer.result["error"]))
             if not answer.result["ok"]:
                 raise AnsibleActionFail(str(answer.result.get("error") or answer.result))
+            return answer
         except ProbeFailed as error:
             raise AnsibleActionFail(f"not confirmed: probe {error}; {self._go_back(applied, back)}") from None
         except (AnsibleError, NoAnswer) as error:
@@ -383,6 +406,8 @@ class ActionModule(RemoteAction):
             "differences": list(differences),
             "seconds": result.get("seconds"),
         }
+        if result.get("confirm") and not self._options["confirm"]:
+            told |= {"confirm": result["confirm"], "confirm_within": result["confirmWithin"]}
         if result.get("warnings"):
             told["warnings"] = [f"{self._host}: {warning}" for warning in result["warnings"]]
         if told["changed"] and self._task.diff:

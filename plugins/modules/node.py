@@ -37,6 +37,7 @@ options:
   state:
     description:
       - V(applied) makes the node equal to its bundle.
+      - V(confirmed) makes good a change that was applied with O(confirm=false), once the O(probes) answer.
       - V(gathered) asks what is applied there, whether somebody changed it, and for the facts that rules depend on. The
         module M(agentless.kube_proxy.bundle) uses the answer.
       - V(restored) applies again what was applied last, and so puts right what somebody changed since. The cluster is
@@ -44,7 +45,7 @@ options:
       - V(rolled_back) goes back to the bundle before, or to O(generation).
       - V(absent) removes everything that was ever applied, and puts settings back to what they were.
     type: str
-    choices: [applied, gathered, restored, rolled_back, absent]
+    choices: [applied, confirmed, gathered, restored, rolled_back, absent]
     default: applied
   name:
     description:
@@ -61,7 +62,10 @@ options:
         and the result says that it needs its whole bundle.
     type: path
   generation:
-    description: With O(state=rolled_back), the generation to go back to, or its first digits.
+    description:
+      - With O(state=rolled_back), the generation to go back to, or its first digits.
+      - With O(state=confirmed), the RV(previous) of the change. If a probe fails, the node is sent back there at once;
+        without it, or out of reach, it goes back by itself.
     type: str
   verify:
     description:
@@ -84,6 +88,15 @@ options:
       - If not given, the variable C(kube_proxy_confirm_within) holds.
     type: int
     default: 0
+  confirm:
+    description:
+      - Whether the module confirms the change itself. If not, the result has RV(confirm), and O(state=confirmed) has to
+        follow within O(confirm_within) seconds; in between is time for checks of your own, or for other nodes.
+    type: bool
+    default: true
+  token:
+    description: With O(state=confirmed), the RV(confirm) of the change.
+    type: str
   probes:
     description:
       - What must answer before a change is confirmed. Each has a C(port), and may have a C(type) (V(tcp), V(udp),
@@ -147,6 +160,25 @@ EXAMPLES = r"""
   agentless.kube_proxy.node:
     bundle: "out/{{ inventory_hostname }}"
 
+- name: Make the node equal to its bundle, and leave it to later tasks whether that stays
+  agentless.kube_proxy.node:
+    confirm_within: 120
+    confirm: false
+  register: applied
+
+- name: Look for yourself
+  ansible.builtin.uri:
+    url: http://shop.example.com/
+  delegate_to: localhost
+
+- name: It stays
+  agentless.kube_proxy.node:
+    state: confirmed
+    token: "{{ applied.confirm }}"
+    generation: "{{ applied.previous }}"
+    confirm_within: "{{ applied.confirm_within }}"
+  when: applied.confirm is defined
+
 - name: Go back to what was there before
   agentless.kube_proxy.node:
     state: rolled_back
@@ -167,6 +199,16 @@ generation:
   type: str
   returned: success
   sample: fa9c6eafd069cc9972575b3015aa4c60a3740d98a146ae12f8a126997b85702f
+confirm:
+  description: Names the change that has to be confirmed.
+  type: str
+  returned: with O(confirm=false), if the node waits for that
+  sample: 3b0ffb71-1c9c-4ac0-8b4a-0e1f6e7a4f0b
+confirm_within:
+  description: The seconds that are left for it.
+  type: int
+  returned: with O(confirm=false), if the node waits for that
+  sample: 60
 need:
   description: V(full) if the delta will not do on this node, and only its whole bundle will. Nothing was changed then.
   type: str

@@ -147,6 +147,45 @@ def test_a_node_that_locked_us_out_goes_back_by_itself(nodes: Lab, inventory: Pa
     assert told["undone"]["reason"] == "not confirmed within 6 s"
 
 
+LEFT_TO_LATER = """
+- hosts: n1
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Remove everything
+      agentless.kube_proxy.node:
+        state: absent
+    - name: Apply
+      agentless.kube_proxy.node:
+        confirm_within: 60
+        confirm: false
+      register: applied
+    - name: Look
+      ansible.builtin.raw: cat /var/lib/akp/unconfirmed
+      register: looked
+    - name: Keep
+      agentless.kube_proxy.node:
+        state: confirmed
+        token: "{{ applied.confirm }}"
+        confirm_within: "{{ applied.confirm_within }}"
+"""
+
+
+def test_confirming_can_be_left_to_a_later_task(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    playbook("sync-services", inventory, tmp_path)
+    (tmp_path / "later.yml").write_text(LEFT_TO_LATER)
+    run = playbook(str(tmp_path / "later.yml"), inventory, tmp_path)
+    _absent, applied, confirmed = [each.result for each in run.of("node")]
+    (looked,) = [each.result["stdout"] for each in run.results if each.task == "Look"]
+    assert f"token={applied['confirm']}" in looked
+    assert (confirmed["changed"], confirmed["generation"]) == (True, applied["generation"])
+    last, before = entries(tmp_path)[:-3:-1]
+    assert (last["action"], last["nodes"]["n1"]["after"]) == ("sync", applied["generation"])
+    assert before["action"] == "cleanup", "one entry, when it was certain"
+    status = json.loads(nodes.node("n1").run(["sh", str(PROGRAM), "status"]).stdout.splitlines()[-1])
+    assert (status["generation"], status["unconfirmed"]) == (applied["generation"], None)
+
+
 @pytest.fixture
 def probed(tmp_path: Path) -> Path:
     """The shop, and a Service with a node port that is served by one pod."""

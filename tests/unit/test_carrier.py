@@ -24,6 +24,7 @@ class Tasks:
         self._read = 0
 
     def execute(self, host: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        (self._folder / f"{host}.begun").touch()
         if arguments.get("raise"):
             raise RuntimeError("no such luck")
         if arguments.get("die"):
@@ -33,7 +34,13 @@ class Tasks:
                 break
             time.sleep(0.01)
         (self._folder / f"{host}.done").touch()
-        return {"changed": True, "host": host, "large": "x" * int(arguments.get("large", 0))}
+        return {
+            "changed": True,
+            "host": host,
+            "pid": os.getpid(),
+            "read": self._read,
+            "large": "x" * int(arguments.get("large", 0)),
+        }
 
     def settings(self) -> dict[str, dict[str, Any]]:
         return {"n1": {"read": self._read}}
@@ -77,11 +84,72 @@ def test_one_that_hangs_holds_nobody_up(carrier: Carrier, tmp_path: Path) -> Non
 def test_what_is_not_urgent_waits(carrier: Carrier, tmp_path: Path) -> None:
     for name in ("a", "b"):
         carrier.submit(name, {"until": "go"})
-    carrier.submit("check", {}, urgent=False)
+    carrier.submit("check", {}, patience=60)
     carrier.submit("push", {})
     (tmp_path / "go").touch()
     order = [told(carrier)["host"] for _ in range(4)]
     assert order.index("push") < order.index("check")
+
+
+def test_what_can_wait_does_not_run_beside_what_cannot(carrier: Carrier, tmp_path: Path) -> None:
+    carrier.submit("push", {"until": "go"})
+    carrier.submit("confirmation", {}, patience=60)
+    time.sleep(0.3)
+    assert not (tmp_path / "confirmation.done").exists()
+    (tmp_path / "go").touch()
+    assert [told(carrier)["host"] for _ in range(2)] == ["push", "confirmation"]
+
+
+def test_patience_ends(carrier: Carrier, tmp_path: Path) -> None:
+    carrier.submit("push", {"until": "go"})
+    carrier.submit("confirmation", {}, patience=0.1)
+    assert told(carrier)["host"] == "confirmation"
+    (tmp_path / "go").touch()
+    assert told(carrier)["host"] == "push"
+
+
+def test_a_process_runs_task_after_task_while_the_inventory_is_the_same(carrier: Carrier) -> None:
+    results = []
+    for name in ("n1", "n2", "n3"):
+        carrier.submit(name, {})
+        results.append(told(carrier)["result"])
+    assert len({each["pid"] for each in results}) == 1
+    carrier.refresh()
+    assert "settings" in told(carrier)
+    carrier.submit("n1", {})
+    result = told(carrier)["result"]
+    assert result["read"] == 1, "one that knows the old inventory"
+    assert result["pid"] != results[0]["pid"]
+
+
+def test_what_has_not_begun_can_be_taken_back(carrier: Carrier, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        carrier.submit(name, {"until": "go"})
+    while len(list(tmp_path.glob("*.begun"))) < 2:
+        time.sleep(0.01)
+    carrier.submit("c", {})
+    carrier.cancel()
+    assert told(carrier) == {"host": "c", "result": {"cancelled": True}}
+    (tmp_path / "go").touch()
+    assert {told(carrier)["host"] for _ in range(2)} == {"a", "b"}
+    assert not (tmp_path / "c.done").exists()
+
+
+def test_workers_end_with_the_process_that_carries(carrier: Carrier) -> None:
+    carrier.submit("n1", {})
+    worker = told(carrier)["result"]["pid"]
+    os.kill(carrier._pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while _runs(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(("arguments", "said"), [({"raise": 1}, "no such luck"), ({"die": 1}, "without a result")])

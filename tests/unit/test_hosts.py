@@ -145,3 +145,46 @@ def test_a_node_that_says_it_has_something_else_than_was_sent_is_asked(settled: 
 def test_what_cannot_be_wanted_is_not_pushed(settled: Host) -> None:
     settled.want(None)
     assert settled.need(1) is Need.NOTHING
+
+
+def test_a_change_that_has_to_be_confirmed_is_confirmed_before_anything_else(settled: Host) -> None:
+    change = Change("it", 0.0, (), {"n1"})
+    settled.want(TWO)
+    settled.changes.append(change)
+    settled.sending(Need.DELTA)
+    assert settled.applied(TWO.generation, LATER)
+    settled.waits("token", ONE.generation, 60.0, changed=True)
+    settled.want(THREE)
+    assert settled.need(LATER) is Need.CONFIRMATION
+    settled.sending(Need.CONFIRMATION)
+    assert settled.need(LATER) is Need.NOTHING, "one at a time"
+    term = settled.confirmed()
+    assert term is not None
+    assert (term.token, term.how) == ("token", Need.DELTA)
+    assert settled.arrived() == [change]
+    assert settled.need(1) is Need.DELTA
+
+
+def test_what_could_not_be_confirmed_is_looked_at_once_the_node_has_gone_back(settled: Host) -> None:
+    change = Change("it", 0.0, (), {"n1"})
+    settled.want(TWO)
+    settled.changes.append(change)
+    settled.sending(Need.DELTA)
+    settled.applied(TWO.generation, LATER)
+    settled.waits("token", ONE.generation, 60.0, changed=True)
+    settled.sending(Need.CONFIRMATION)
+    settled.failed(10)
+    assert settled.need(60) is Need.NOTHING
+    assert settled.need(62) is Need.QUESTION
+    settled.sending(Need.QUESTION)
+    settled.answered(answer(ONE), 100)
+    assert settled.need(62) is Need.BUNDLE
+    assert settled.arrived() == []
+    assert settled.changes == [change], "it is still on its way"
+
+
+def test_a_push_that_was_taken_back_is_still_to_be_made(settled: Host) -> None:
+    settled.want(TWO)
+    settled.sending(Need.DELTA)
+    settled.dropped()
+    assert settled.need(1) is Need.DELTA

@@ -164,6 +164,7 @@ _TEXTS: dict[str, Any] = {
     "settled": lambda f: f"{_count(f['hosts'], 'hosts')} have what they shall have",
     "change": lambda f: (
         f"{f['what']}: {_count(f['hosts'], 'hosts')} after {f['seconds']} s"
+        + (f", confirmed after {f['confirmed']} s" if f["confirmed"] > f["seconds"] + 0.1 else "")
         if f["hosts"]
         else f"{f['what']}: no host is concerned"
     ),

@@ -2,16 +2,18 @@
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """The process that carries things to nodes: Ansible is loaded in it, and nothing else.
 
-For every task it forks a process that ends with the task, as Ansible does. It has no threads and stays small, so that
-is safe and takes milliseconds; and a node that hangs holds nobody up but itself. Who starts it talks to it in lines of
-JSON over a pair of sockets. When that one is gone, it finishes what is under way and ends.
+It forks workers, as Ansible does, each for one task at a time and for some tasks in all: most of what a fork costs is
+paying for the memory that the first task touches. It has no threads and stays small, so that is safe; and a node that
+hangs holds nobody up but itself. Who starts it talks to it in lines of JSON over a pair of sockets. When that one is
+gone, it finishes what is under way and ends.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import gc
+import heapq
+import itertools
 import json
 import os
 import selectors
@@ -25,6 +27,12 @@ from typing import Any, Protocol
 LONGEST_TASK_SECONDS = 300.0
 # One that takes longer than this most likely waits for a dead host; it does not count when others want to begin.
 SLOW_TASK_SECONDS = 15.0
+# For so long after an urgent task began, one that is not waits even if there is a worker for it: it would only slow
+# down what somebody waits for.
+HOLD_SECONDS = 5.0
+# How long a worker waits for a next task, and how many it takes.
+IDLE_SECONDS = 20.0
+MOST_TASKS = 100
 
 
 class Executor(Protocol):
@@ -64,9 +72,13 @@ class Carrier:
         self._socket = ours
         self._stream = ours.makefile("rb")
 
-    def submit(self, host: str, arguments: Mapping[str, Any], *, urgent: bool = True) -> None:
-        """A task for a host. One that is not urgent waits while others do."""
-        self._send({"host": host, "arguments": dict(arguments), "urgent": urgent})
+    def submit(self, host: str, arguments: Mapping[str, Any], *, patience: float = 0.0) -> None:
+        """A task for a host. For so many seconds at most, it lets those go first that have no patience."""
+        self._send({"host": host, "arguments": dict(arguments), "patience": patience})
+
+    def cancel(self) -> None:
+        """Take back every task that has not begun; the result of each says that it was cancelled."""
+        self._send({"cancel": True})
 
     def refresh(self) -> None:
         """Have the inventory read anew; what it says comes as an answer."""
@@ -108,9 +120,10 @@ class _Server:
         self._prepare = prepare
         self._link = link
         self._selector = selectors.DefaultSelector()
-        self._urgent: collections.deque[dict[str, Any]] = collections.deque()
-        self._other: collections.deque[dict[str, Any]] = collections.deque()
-        self._running: dict[int, _Running] = {}  # by the descriptor that the result comes from
+        self._waiting: list[tuple[float, int, dict[str, Any]]] = []  # a heap: when it is due, a number, the task
+        self._numbers = itertools.count()
+        self._workers: dict[int, _Worker] = {}  # by descriptor
+        self._inventory = 0  # which reading of it new workers have
         self._ending = False
 
     def serve(self) -> None:
@@ -125,7 +138,7 @@ class _Server:
         self._link.setblocking(False)
         self._selector.register(self._link, selectors.EVENT_READ)
         rest = b""
-        while not self._ending or self._running:
+        while not self._ending or self._busy():
             for key, _mask in self._selector.select(1.0):
                 if key.fileobj is not self._link:
                     self._read(key.fd)
@@ -136,8 +149,7 @@ class _Server:
                     continue
                 if not data:
                     self._ending = True
-                    self._urgent.clear()
-                    self._other.clear()
+                    self._waiting.clear()
                     self._selector.unregister(self._link)
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
@@ -152,65 +164,118 @@ class _Server:
             except Exception as error:
                 self._tell({"error": f"the inventory cannot be read: {error}"})
             else:
+                self._inventory += 1
                 self._tell_settings()
+        elif message.get("cancel"):
+            waiting, self._waiting = self._waiting, []
+            for _due, _number, task in sorted(waiting, key=lambda each: each[:2]):
+                self._tell({"host": task["host"], "result": {"cancelled": True}})
         else:
-            (self._urgent if message["urgent"] else self._other).append(message)
+            due = time.monotonic() + message["patience"]
+            heapq.heappush(self._waiting, (due, next(self._numbers), message))
 
     def _tell_settings(self) -> None:
         self._tell({"settings": self._executor.settings()})
 
+    def _busy(self) -> list[_Worker]:
+        return [each for each in self._workers.values() if each.host]
+
     def _start(self) -> None:
-        while (self._urgent or self._other) and self._counted() < self._executor.forks:
-            task = (self._urgent or self._other).popleft()
-            read, write = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                self._run(task, write)
-            os.close(write)
-            self._running[read] = _Running(pid, task["host"], time.monotonic())
-            self._selector.register(read, selectors.EVENT_READ)
+        while self._waiting and self._counted() < self._executor.forks:
+            if self._waiting[0][0] > time.monotonic() and self._held():
+                return
+            _due, _number, task = heapq.heappop(self._waiting)
+            worker = self._idle() or self._fork()
+            worker.give(task)
 
     def _counted(self) -> int:
         """The tasks that others have to wait for."""
-        return sum(time.monotonic() - each.began < SLOW_TASK_SECONDS for each in self._running.values())
+        return sum(time.monotonic() - each.began < SLOW_TASK_SECONDS for each in self._busy())
 
-    def _run(self, task: Mapping[str, Any], write: int) -> None:
-        """In the forked process: the task, its result, the end."""
-        gc.disable()
+    def _held(self) -> bool:
+        """Whether something urgent has just begun."""
+        return any(each.urgent and time.monotonic() - each.began < HOLD_SECONDS for each in self._busy())
+
+    def _idle(self) -> _Worker | None:
+        """A worker without a task that may take one more; the one that had the last, as its memory is warm."""
+        fit = [each for each in self._workers.values() if not each.host and each.fit(self._inventory)]
+        return max(fit, key=lambda each: each.began, default=None)
+
+    def _fork(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            # Held open here, the others' ends would keep them from seeing that this process is gone.
+            ours.close()
+            self._link.close()
+            for each in self._workers.values():
+                each.link.close()
+            self._work(theirs)
+        theirs.close()
+        worker = _Worker(pid, ours, self._inventory)
+        self._workers[ours.fileno()] = worker
+        self._selector.register(ours.fileno(), selectors.EVENT_READ)
+        return worker
+
+    def _work(self, link: socket.socket) -> None:
+        """In the forked process: task after task, until there are no more."""
         try:
             self._prepare()
-            result = self._executor.execute(task["host"], task["arguments"])
+            gc.freeze()
+            with link.makefile("rb") as stream:
+                for line in stream:
+                    link.sendall(json.dumps(self._result(json.loads(line)), default=str).encode() + b"\n")
+        finally:
+            os._exit(0)
+
+    def _result(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._executor.execute(task["host"], task["arguments"])
         except BaseException as error:
-            result = {"failed": True, "msg": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(BaseException), os.fdopen(write, "wb") as stream:
-            stream.write(json.dumps(result, default=str).encode())
-        os._exit(0)
+            return {"failed": True, "msg": f"{type(error).__name__}: {error}"}
 
     def _read(self, number: int) -> None:
-        running = self._running[number]
-        data = os.read(number, 1 << 16)
-        if data:
-            running.data.append(data)
-            return
-        self._selector.unregister(number)
-        os.close(number)
-        del self._running[number]
-        os.waitpid(running.pid, 0)
+        worker = self._workers[number]
         try:
-            result = json.loads(b"".join(running.data))
-        except ValueError:
-            result = {"failed": True, "msg": running.why or "the task ended without a result"}
-        self._tell({"host": running.host, "result": result})
+            data = worker.link.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if data:
+            worker.data.append(data)
+            if not data.endswith(b"\n"):
+                return
+        host, answer = worker.host, b"".join(worker.data)
+        worker.done()
+        if not data or not worker.fit(self._inventory):
+            self._dismiss(worker)
+        if host:
+            try:
+                result = json.loads(answer)
+            except ValueError:
+                result = {"failed": True, "msg": worker.why or "the task ended without a result"}
+            self._tell({"host": host, "result": result})
+
+    def _dismiss(self, worker: _Worker) -> None:
+        """It ends as soon as it sees that there is nothing more to come."""
+        number = worker.link.fileno()
+        self._selector.unregister(number)
+        del self._workers[number]
+        worker.link.close()
+        os.waitpid(worker.pid, 0)
 
     def _end_late(self) -> None:
-        for running in self._running.values():
-            if not running.why and time.monotonic() - running.began > LONGEST_TASK_SECONDS:
-                running.why = f"no answer within {LONGEST_TASK_SECONDS:.0f} s"
-                _kill_group(running.pid)
+        now = time.monotonic()
+        for worker in list(self._workers.values()):
+            if not worker.host:
+                if now - worker.began > IDLE_SECONDS or not worker.fit(self._inventory):
+                    self._dismiss(worker)
+            elif not worker.why and now - worker.began > LONGEST_TASK_SECONDS:
+                worker.why = f"no answer within {LONGEST_TASK_SECONDS:.0f} s"
+                _kill_group(worker.pid)
 
     def _terminate(self, _number: int, _frame: object) -> None:
-        for running in self._running.values():
-            _kill_group(running.pid)
+        for worker in self._workers.values():
+            _kill_group(worker.pid)
         os._exit(0)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
@@ -221,13 +286,32 @@ class _Server:
         self._link.setblocking(False)
 
 
-class _Running:
-    """A task under way."""
+class _Worker:
+    """A process that runs tasks."""
 
-    def __init__(self, pid: int, host: str, began: float) -> None:
-        self.pid, self.host, self.began = pid, host, began
+    def __init__(self, pid: int, link: socket.socket, inventory: int) -> None:
+        self.pid, self.link = pid, link
+        self._inventory, self._left = inventory, MOST_TASKS
+        self.host = ""  # the host of its task, if it has one
+        self.began = 0.0  # when it was given its last task
+        self.urgent = False  # whether that has no patience
         self.data: list[bytes] = []
         self.why = ""
+
+    def give(self, task: Mapping[str, Any]) -> None:
+        """Have it run a task. If it is gone, that shows when its answer is read."""
+        self.host, self.began, self.urgent = str(task["host"]), time.monotonic(), not task["patience"]
+        self._left -= 1
+        with contextlib.suppress(OSError):
+            self.link.sendall(json.dumps(task).encode() + b"\n")
+
+    def done(self) -> None:
+        """Its task has ended."""
+        self.host, self.data = "", []
+
+    def fit(self, inventory: int) -> bool:
+        """Whether it may be given another task: it knows the inventory of now, and has not had too many."""
+        return self._inventory == inventory and self._left > 0
 
 
 def _kill_group(pid: int) -> None:

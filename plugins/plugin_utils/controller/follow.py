@@ -6,7 +6,8 @@
 
 Updates are taken at most once per minSyncPeriod, the first one at once, as kube-proxy does. Every host is asked once
 per syncPeriod whether it still has what it got; that also keeps its connection open. Hosts are independent of each
-other: one that fails waits for its next try, the others do not wait for it.
+other: one that fails waits for its next try, the others do not wait for it. Rules come first: what is to be confirmed
+is confirmed once all hosts have theirs, or before half of its term is over.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..bundle.write import delta_parts, sealed, write_bundle
 from ..cluster.watch import Update, Watch
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import RefusedVips
-from .carrier import Carrier
+from .carrier import Carrier, CarrierGone
 from .consent import Consent
 from .desired import Choices, Desired
 from .directory import WorkDirectory
@@ -41,6 +42,9 @@ Say = Callable[..., None]
 SMALL = 300
 # How long an end waits for what is under way; a node that was reached finishes anyway.
 PATIENCE_SECONDS = 20.0
+# How long others go before a confirmation, and before a question that nobody waits for.
+CONFIRM_SECONDS = 15.0
+CHECK_SECONDS = 60.0
 LOCKED_RETRY_SECONDS = 1.0
 METRICS_SECONDS = 1.0
 TROUBLE_SECONDS = 10.0
@@ -204,11 +208,10 @@ class Follower:
 
     def _end(self) -> None:
         """Finish or give up what is under way; either way every node has its old rules or its new ones."""
-        busy = sorted(host.name for host in self._hosts.values() if host.busy is not Need.NOTHING)
-        if busy:
-            self._say("ending", waiting_for=busy)
         self._watch.close()
-        self._carrier.close(PATIENCE_SECONDS if busy else 1.0)
+        with contextlib.suppress(CarrierGone):
+            self._finish()
+        self._carrier.close(1.0)
         with contextlib.suppress(queue.Empty):
             while True:
                 kind, what = self._events.get(timeout=0.2)
@@ -218,6 +221,29 @@ class Follower:
                     break
         self._write_metrics()
         self._lock.give_back()
+
+    def _finish(self) -> None:
+        """Wait for what is under way, and confirm what was applied: nodes would go back to what was before."""
+        began, told = time.monotonic(), False
+        self._carrier.cancel()
+        while busy := sorted(host.name for host in self._hosts.values() if host.busy is not Need.NOTHING or host.term):
+            now = time.monotonic()
+            terms = [host.term.until for host in self._hosts.values() if host.term]
+            if now >= max([began + PATIENCE_SECONDS, *terms]):
+                return
+            # What had not begun is taken back within moments.
+            if not told and now > began + 0.5:
+                told = True
+                self._say("ending", waiting_for=busy)
+            for host in self._hosts.values():
+                if host.need(now) is Need.CONFIRMATION:
+                    self._confirm(host, 0.0)
+            with contextlib.suppress(queue.Empty):
+                kind, what = self._events.get(timeout=0.2)
+                if kind == "error":
+                    raise CarrierGone(str(what)) from what
+                if kind == "answer" and "host" in what:
+                    self._result(what["host"], what["result"])
 
     # -- what the cluster says
 
@@ -312,7 +338,9 @@ class Follower:
         if host is None:
             return
         what, now = host.busy, time.monotonic()
-        if result.get("failed") or result.get("unreachable"):
+        if result.get("cancelled"):
+            host.dropped()
+        elif result.get("failed") or result.get("unreachable"):
             reason = " ".join(str(result.get("msg") or "failed").split())
             delay = host.failed(now)
             self._say("failed", host=name, tries=host.failures, again_in=round(delay, 1), problem=reason)
@@ -322,10 +350,21 @@ class Follower:
         elif result.get("need"):
             self._say("whole", host=name, problem=str(result.get("reason")))
             host.needs_whole()
-        elif host.applied(str(result.get("generation") or ""), now + self._period):
-            fields = {"changed": bool(result.get("changed")), "generation": host.recorded}
-            self._say("pushed", host=name, how=what.value, **fields)
+        elif what is Need.CONFIRMATION:
+            term = host.confirmed()
+            if term is not None:
+                self._say("pushed", host=name, how=term.how.value, changed=term.changed, generation=host.recorded)
             self._confirmed(host)
+        elif host.applied(str(result.get("generation") or ""), now + self._period):
+            host.landed = time.time()
+            changed = bool(result.get("changed"))
+            if result.get("confirm"):
+                until = now + float(result.get("confirm_within") or 0)
+                host.waits(str(result["confirm"]), str(result.get("previous") or ""), until, changed=changed)
+                self._pushing.add(name)
+            else:
+                self._say("pushed", host=name, how=what.value, changed=changed, generation=host.recorded)
+                self._confirmed(host)
 
     def _answered(self, host: Host, result: Mapping[str, Any], now: float) -> None:
         had, facts = host.has, host.facts
@@ -342,6 +381,7 @@ class Follower:
             differences = len(result.get("differences") or ())
             self._say("drift", host=host.name, state=state, differences=differences)
         if not host.stale and host.has is not None:
+            host.landed = time.time()
             self._confirmed(host)
 
     def _confirmed(self, host: Host) -> None:
@@ -351,13 +391,14 @@ class Follower:
         self._observed.append(lambda fresh: fresh.confirmed(host.name, host.node, generation, when))
         for change in host.arrived():
             self._observed += [
-                lambda fresh, seconds=when - each: fresh.programmed(max(0.0, seconds))  # type: ignore[misc]
+                lambda fresh, seconds=host.landed - each: fresh.programmed(max(0.0, seconds))  # type: ignore[misc]
                 for each in change.triggered
             ]
+            change.landed = max(change.landed, host.landed)
             change.waiting.discard(host.name)
             if not change.waiting:
-                took = round(when - change.received, 3)
-                self._say("change", what=change.text, hosts=change.hosts, seconds=took)
+                took, confirmed = (round(each - change.received, 3) for each in (change.landed, when))
+                self._say("change", what=change.text, hosts=change.hosts, seconds=took, confirmed=confirmed)
         if not self._settled and not any(each.stale or each.facts is None for each in self._hosts.values()):
             self._settled = True
             self._say("settled", hosts=len(self._hosts))
@@ -370,15 +411,30 @@ class Follower:
             need = host.need(now)
             if need is Need.NOTHING:
                 continue
-            if need is Need.QUESTION:
+            if need is Need.CONFIRMATION:
+                self._confirm(host, 0.0 if host.stale else CONFIRM_SECONDS)
+            elif need is Need.QUESTION:
                 # After a delta a node takes a long look only if it is told to.
                 deep = host.stepped and host.has is not None and len(host.has.fragments) <= SMALL
                 urgent = host.ask or host.facts is None
                 host.sending(need)
                 arguments = {"state": "gathered", **({"verify": True} if deep else {})}
-                self._carrier.submit(host.name, arguments, urgent=urgent)
+                self._carrier.submit(host.name, arguments, patience=0.0 if urgent else CHECK_SECONDS)
             elif self._may_push():
                 self._push(host, need)
+
+    def _confirm(self, host: Host, patience: float) -> None:
+        """Tell a host that what it was given stays."""
+        term = host.term
+        if term is None:
+            return
+        left = max(1.0, term.until - time.monotonic())
+        arguments: dict[str, Any] = {"state": "confirmed", "token": term.token, "generation": term.previous}
+        host.sending(Need.CONFIRMATION)
+        patience = min(patience, left / 4)
+        # What it waits for its turn is missing to its term.
+        arguments["confirm_within"] = int(left - patience)
+        self._carrier.submit(host.name, arguments, patience=patience)
 
     def _may_push(self) -> bool:
         """Whether no scheduled run is at it. After one, every host is asked what that left."""
@@ -395,7 +451,7 @@ class Follower:
         return True
 
     def _push(self, host: Host, need: Need) -> None:
-        arguments: dict[str, Any] = {"state": "applied"}
+        arguments: dict[str, Any] = {"state": "applied", "confirm": False}
         wanted, has = host.wanted, host.has
         if wanted is None:
             return

@@ -4,7 +4,8 @@
 
 A host is asked what it is and has; from then on it is given what changed, a delta at a time. Whatever goes wrong, it is
 asked again, after a pause that grows, and gets its whole bundle if the answer calls for it. One task at a time; what
-changes meanwhile is one more change afterwards.
+changes meanwhile is one more change afterwards. Where changes are confirmed, that is a task of its own: other hosts
+get their rules meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +29,18 @@ class Need(enum.Enum):
     QUESTION = "question"
     DELTA = "delta"
     BUNDLE = "bundle"
+    CONFIRMATION = "confirmation"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Term:
+    """A change that a host undoes by itself unless it is confirmed."""
+
+    token: str
+    previous: str  # the generation that it goes back to
+    until: float
+    how: Need
+    changed: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,6 +52,7 @@ class Change:
     triggered: tuple[float, ...]
     waiting: set[str] = dataclasses.field(default_factory=set)  # hosts that do not have it yet
     hosts: int = 0
+    landed: float = 0.0  # when the last of them that is done had it in its kernel
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,6 +69,8 @@ class Host:
     unusable: str = ""  # why nothing can be wanted of it
     busy: Need = Need.NOTHING
     sent: State | None = None
+    term: Term | None = None  # it has to be told that the change stays, before anything else
+    landed: float = 0.0  # when it said that it has what was sent
     ask: bool = True  # it has to be asked before anything else
     stepped: bool = False  # the last thing it got was a delta
     failures: int = 0
@@ -67,6 +83,8 @@ class Host:
         """What to do with it now."""
         if self.busy is not Need.NOTHING or now < self.retry_at:
             return Need.NOTHING
+        if self.term is not None:
+            return Need.CONFIRMATION
         if self.ask or self.facts is None:
             return Need.QUESTION
         if self.wanted is not None and self.stale:
@@ -96,6 +114,10 @@ class Host:
         self.failures += 1
         delay: float = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self.failures - 1, 10))
         delay *= random.uniform(0.9, 1.1)
+        if self.term is not None:
+            # What it says before it has gone back would soon be wrong.
+            delay = max(delay, self.term.until + 1 - now)
+            self.term = None
         self._done()
         self.retry_at = now + delay
         self.ask, self.has = True, None
@@ -137,12 +159,28 @@ class Host:
         self.whole = self.whole and delta
         return True
 
+    def waits(self, token: str, previous: str, until: float, *, changed: bool) -> None:
+        """What it was just given has to be confirmed."""
+        self.term = Term(token, previous, until, Need.DELTA if self.stepped else Need.BUNDLE, changed)
+
+    def confirmed(self) -> Term | None:
+        """The change stays."""
+        term, self.term = self.term, None
+        self._done()
+        self.failures, self.retry_at = 0, 0.0
+        return term
+
     def arrived(self) -> list[Change]:
         """The changes that it has now."""
         done, self.carried = self.carried, []
         if not self.stale:
             done, self.changes = done + self.changes, []
         return done
+
+    def dropped(self) -> None:
+        """The task was taken back before it began."""
+        self.changes, self.carried = self.carried + self.changes, []
+        self._done()
 
     def _done(self) -> None:
         self.busy, self.sent = Need.NOTHING, None
