@@ -40,12 +40,15 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.pu
     Way,
     parse_answer,
     program_digest,
+    settled,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.wire import RemoteAction
 
 # Once, in the process that all workers are forked from.
 program_digest()
 
+# Seconds for the confirmation of what an earlier run left unconfirmed, where changes are otherwise made for good.
+_TERM = 60
 _LEFT = (
     "{host}: net.ipv4.conf.all.route_localnet is 1, so that packets to 127.0.0.0/8 may come from outside, and nothing "
     "that was applied asks for it; kube-proxy left it, or an earlier bundle. sysctl -w "
@@ -189,6 +192,7 @@ class ActionModule(RemoteAction):
             "generation": status.get("generation"),
             "applied_at": status.get("appliedAt"),
             "drift": status.get("drift"),
+            "unconfirmed": status.get("unconfirmed"),
             "intact": status["state"] in ("applied", "absent") and not status.get("drift"),
             "differences": self._differences,
             "drifted": report.drift_lines(self._host, status),
@@ -215,8 +219,7 @@ class ActionModule(RemoteAction):
             answered = self._work.answer(self._host) or {}
         status = answered.get("status") or {}
         wanted, there = manifest["generation"], status.get("generation")
-        intact = status.get("state") == "applied" and not status.get("drift")
-        if intact and there == wanted and not answered.get("oldProgram"):
+        if settled(status) and there == wanted and not answered.get("oldProgram"):
             return {"changed": False, "node": self._name, "generation": wanted, "previous": there}
         arguments = [
             *(["check", "--unsigned"] if self.check else ["apply"]),
@@ -231,6 +234,7 @@ class ActionModule(RemoteAction):
         answer = self._sent(
             arguments,
             lambda all_: self._way.carry(all_, directory, install=self._options["install"] and not self.check),
+            waiting=bool(status.get("unconfirmed")),
         )
         self._remember(answer)
         return self._told(answer, directory, status.get("differences") or (), known=there is not None)
@@ -245,12 +249,15 @@ class ActionModule(RemoteAction):
         self._remember(answer)
         return self._told(answer, None, ())
 
-    def _sent(self, arguments: Sequence[str], command: Callable[[Sequence[str]], Command]) -> Answer:
-        """Have the node change, and confirm the change where that is asked for."""
+    def _sent(
+        self, arguments: Sequence[str], command: Callable[[Sequence[str]], Command], *, waiting: bool = False
+    ) -> Answer:
+        """Have the node change, and confirm the change where that is asked for, or where an earlier run left it so."""
         probes: list[Probe] = []
-        if self._options["confirm_within"] and not self.check:
+        term = self._options["confirm_within"] or (_TERM if waiting else 0)
+        if term and not self.check:
             probes = self._probes()
-            arguments = [*arguments, "--confirm-within", str(self._options["confirm_within"])]
+            arguments = [*arguments, "--confirm-within", str(term)]
         self._tried = True
         answer = self._answer(command(arguments))
         if answer.result.get("confirm") and self._options["confirm"]:

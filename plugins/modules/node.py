@@ -248,6 +248,10 @@ drift:
   description: How many differences there are between what was applied and what is there, if all rules were compared.
   type: int
   returned: O(state=gathered)
+unconfirmed:
+  description: A change that the node undoes by itself unless it is confirmed, with its generation and the seconds left.
+  type: dict
+  returned: O(state=gathered), if there is one
 intact:
   description: Whether what is there is what was applied, as far as was looked.
   type: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -9,11 +10,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from agentless_kube_proxy.bundle.publish import Publication, Terms
+from agentless_kube_proxy.bundle.write import write_bundle
+
 from tests.faults.inject import Fault, changes_something
-from tests.faults.site import Site
+from tests.faults.site import Site, objects
 from tests.faults.views import halves
 from tests.faults.walk import Finding, Move, examine, prepare
+from tests.node.host import Result
+from tests.node.nftables import NO_SYSCTLS
+from tests.node.signing import CLUSTER, allow, etc_of, new_key, release_of, sign_bundle
 from tests.node.test_faults import hiding
+from tests.unit.build import render
 
 TOOLS = ("awk", "sed", "grep", "cp", "mv", "cat", "sha256sum", "flock", "mktemp", "wc", "tr", "cmp", "date", "unshare")
 
@@ -77,6 +85,36 @@ def tools(site: Site) -> Iterator[Finding]:
         yield from _one(site, "apply", "missing tool", tool, prefix=hiding(tool), PATH=os.environ["PATH"])
 
 
+def memory(site: Site) -> Iterator[Finding]:
+    """Less memory for each process than some of the tools need."""
+    for kib in (3600, 4000, 4400, 5000, 5600, 6400):
+        limit = ("sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh")
+        yield from _one(site, "apply", "out of memory", f"{kib} KiB", prefix=limit)
+
+
+def modules(site: Site) -> Iterator[Finding]:
+    """What the kernel, or the tool that speaks to it, does not know."""
+    if site.mode == "nftables":
+        lacking = site.host.directory / "lacking"
+        lacking.mkdir(exist_ok=True)
+        for word in ("numgen", "masquerade", "fib "):
+            refuse = "echo 'Error: Could not process rule: No such file or directory' >&2; exit 1"
+            script = f'#!/bin/sh\ncase $1 in -c) ! grep -q "{word}" "$3" || {{ {refuse}; }} ;; esac\n'
+            (lacking / "nft").write_text(f'{script}exec {shutil.which("nft")} "$@"\n')
+            (lacking / "nft").chmod(0o755)
+            yield from _one(site, "apply", "missing module", word.strip(), PATH=f"{lacking}:{os.environ['PATH']}")
+    else:
+        for name in ("statistic", "recent", "comment", "conntrack", "MARK"):
+            library = next(Path("/usr/lib").glob(f"*/xtables/libxt_{name}.so"))
+            mount = f'mount --bind /dev/null {library} && exec "$@"'
+            yield from _one(site, "apply", "missing module", name, prefix=("unshare", "-m", "sh", "-c", mount, "sh"))
+    if not Path("/proc/net/ip_vs").exists():
+        move = prepare(site, "apply")
+        made = site.host.directory / "ipvs"
+        write_bundle(render(*objects(move.new), mode="ipvs", conntrack=NO_SYSCTLS), made)
+        yield examine(site, move, "missing module", "ip_vs", site.run("apply", made))
+
+
 def clock(site: Site) -> Iterator[Finding]:
     """A clock that is set while the program runs: what it wrote down is from another time."""
     directory = site.host.directory / "clock"
@@ -113,21 +151,44 @@ def carriers(site: Site, rounds: int = 4) -> Iterator[Finding]:
         with ThreadPoolExecutor(1) as pool:
             rival = pool.submit(site.host.akp, "apply", site.bundles[move.old])
             result = site.run(*move.arguments, fault=fault)
-        kind = "kill-after" if site.steps.fired else "carriers"
-        both = Move("carriers", move.arguments, move.old, move.new)
-        found = examine(site, both, kind, f"round {number}", result)
-        yield Finding(
-            found.mode,
-            "apply",
-            "two carriers",
-            found.where,
-            found.half,
-            found.lost,
-            found.unhealed,
-            found.unsaid,
-            found.seconds,
-        )
+        yield _both(site, move, "two carriers", f"round {number}", result)
         assert rival.result().code in (0, 5), rival.result().stdout + rival.result().stderr
+
+
+def push_and_pull(site: Site, rounds: int = 6) -> Iterator[Finding]:
+    """A push meets the pull of a cron, which fetches the same state or the one before; every second push is killed."""
+    directory, etc = site.host.directory, etc_of(site.host)
+    key = new_key(directory / "keys", "publisher")
+    url = f"url file://{directory / 'www'}"
+    allow(etc, key, settings=f"cluster {CLUSTER}\nnode n1\n{url}\n")
+    publication = Publication(directory / "www", Terms(CLUSTER, (key,), 3600))
+    for number in range(rounds):
+        move = prepare(site, "apply")
+        with publication.locked():
+            publication.add(site.states[move.old if number % 3 == 2 else move.new], [])
+            publication.switch()
+        published = publication.current("n1")
+        assert published
+        push = release_of(site.bundles[move.new], after=published.counter)
+        sign_bundle(site.bundles[move.new], key, release=push)
+        fault = Fault("kill-after", 20 + 10 * number) if number % 2 else None
+        with ThreadPoolExecutor(1) as pool:
+            rival = pool.submit(site.host.akp, "pull")
+            result = site.run(*move.arguments, fault=fault)
+        yield _both(site, move, "push and pull", f"round {number}", result)
+        # 2: what was published is older than what was pushed.
+        assert rival.result().code in (0, 2, 5), rival.result().stdout + rival.result().stderr
+    shutil.rmtree(etc)
+    for bundle in site.bundles.values():
+        for file in bundle.glob("release*"):
+            file.unlink()
+
+
+def _both(site: Site, move: Move, kind: str, where: str, result: Result) -> Finding:
+    """What two carriers led to. Whose state it is in the end is open; that it is whole is not."""
+    said = "kill-after" if site.steps.fired else "carriers"
+    found = examine(site, Move("carriers", move.arguments, move.old, move.new), said, where, result)
+    return dataclasses.replace(found, verb="apply", kind=kind)
 
 
 def unconfirmed(site: Site) -> Iterator[Finding]:
@@ -147,4 +208,4 @@ def unconfirmed(site: Site) -> Iterator[Finding]:
         yield examine(site, back, "kill-after", f"step {step}, {site.steps.fired[:80]}", result)
 
 
-CONDITIONS = (disks, tools, clock, carriers, unconfirmed)
+CONDITIONS = (disks, memory, tools, modules, clock, carriers, push_and_pull, unconfirmed)

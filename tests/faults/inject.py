@@ -38,6 +38,14 @@ if [ "$n" = "$AKP_FAULT_STEP" ]; then
     case $AKP_FAULT in
         kill-before) kill -s KILL -- "-$AKP_FAULT_GROUP" ;;
         kill-after) {real} "$@"; kill -s KILL -- "-$AKP_FAULT_GROUP" ;;
+        session)
+            process=$PPID
+            while [ "$process" -gt 1 ]; do
+                read -r _ program _ parent _ <"/proc/$process/stat"
+                case $program in "(sshd"*) kill -s KILL "$process"; break ;; esac
+                process=$parent
+            done
+            ;;
         hangup) kill -s HUP -- "-$AKP_FAULT_GROUP" ;;
         failed) echo "{name}: Cannot allocate memory" >&2; exit 1 ;;
         killed) exit 137 ;;
@@ -51,7 +59,7 @@ exec {real} "$@"
 class Fault:
     """What happens at a step."""
 
-    kind: str  # kill-before, kill-after, hangup: the program; failed, killed: the tool
+    kind: str  # kill-before, kill-after, hangup: the program; session: its sshd; failed, killed: the tool
     step: int
 
 

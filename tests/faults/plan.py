@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.conftest import unused_prefix
 from tests.faults import conditions
+from tests.faults.control import ControlHost, control_faults, session_faults
 from tests.faults.site import Site
 from tests.faults.uml import LabSite, sessions
 from tests.faults.walk import VERBS, Finding, walk
@@ -31,6 +32,11 @@ def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterato
         yield from inject_site(site, thin, shift)
     finally:
         site.close()
+    with Lab(unused_prefix(), 3, iptables=NAMESPACES[mode][1]) as lab:
+        host = ControlHost(lab, directory / "control", mode)
+        # Each mode has another third of them.
+        yield from control_faults(host, 3 * thin, shift + MODES.index(mode))
+        yield from session_faults(host, 8 // thin)
 
 
 def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
@@ -51,6 +57,6 @@ def inject_ipvs(site: LabSite, thin: int, shift: int = 0) -> Iterator[Finding]:
     """The same, thinner, as a kernel in a process takes its time; and connections that break."""
     yield from sessions(site)
     for number, verb in enumerate(VERBS, shift):
-        yield from walk(site, verb, "kill-before", stride=10, thin=3 * thin, shift=number)
-        yield from walk(site, verb, "kill-after", thin=3 * thin, shift=number)
-        yield from walk(site, verb, "failed", stride=10, thin=4 * thin, shift=number)
+        yield from walk(site, verb, "kill-before", stride=10, thin=4 * thin, shift=number)
+        yield from walk(site, verb, "kill-after", thin=4 * thin, shift=number)
+        yield from walk(site, verb, "failed", stride=10, thin=6 * thin, shift=number)

@@ -165,7 +165,7 @@ class Site:
         grouped = ["sh", "-c", 'AKP_FAULT_GROUP=$$; export AKP_FAULT_GROUP; exec "$@"', "sh"]
         program = self.bundles["A"] / "akp-node"
         done = subprocess.run(
-            ["ip", "netns", "exec", self.host.name, *grouped, *prefix, *shell, program, *arguments],
+            ["/usr/sbin/ip", "netns", "exec", self.host.name, *grouped, *prefix, *shell, program, *arguments],
             env=self.host.environment | {"AKP_CHUNK": "20"} | self.steps.environment(fault) | env,
             capture_output=True,
             text=True,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import os
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 
 from tests.faults.walk import Finding
 
-OUTPUT = Path(__file__).parents[1] / "output"
 DOC = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by tests/faults -->\n", "<!-- end -->\n"
 KINDS = {
@@ -20,20 +17,10 @@ KINDS = {
     "failed": "a tool fails: out of memory",
     "killed": "a tool is killed",
     "kill-sshd on the node": "connection lost: sshd's session killed",
-    "kill-ssh on the control host": "carrier killed on the control host",
+    "kill-ssh on the control host": "carrier's ssh killed on the control host",
+    "kill-ansible-playbook": "control process killed (-9) at a command",
+    "kill-control host": "control host lost at a command",
 }
-
-
-def save(mode: str, findings: Iterable[Finding]) -> None:
-    """Keep what a run found, until all have run."""
-    OUTPUT.mkdir(exist_ok=True)
-    (OUTPUT / f"faults-{mode}.json").write_text(json.dumps([dataclasses.asdict(each) for each in findings], indent=1))
-
-
-def load() -> list[Finding]:
-    """What all runs found."""
-    files = sorted(OUTPUT.glob("faults-*.json"))
-    return [Finding(**each) for file in files for each in json.loads(file.read_text())]
 
 
 def table(findings: list[Finding]) -> str:
@@ -56,8 +43,12 @@ def _row(kind: str, mode: str, found: list[Finding]) -> str:
     return f"| {kind} | {mode} | {len(found)} | {half} | {lost} | {unhealed} | {times} |"
 
 
-def write(findings: list[Finding]) -> None:
-    """Put the table into the page."""
+def write(findings: list[Finding], seconds: float) -> None:
+    """Put the table of one run into the page."""
     before, _begin, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    DOC.write_text(before + BEGIN + table(findings) + END + after, encoding="utf-8")
+    told = (
+        f"One run of {seconds / 60:.0f} minutes: {len(findings)} faults, Linux {os.uname().release.partition('-')[0]}"
+    )
+    told += f", {os.cpu_count()} processors.\n\n"
+    DOC.write_text(before + BEGIN + told + table(findings) + END + after, encoding="utf-8")

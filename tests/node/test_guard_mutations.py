@@ -42,6 +42,7 @@ def hold(host: Host, first: int, count: int, applied: int) -> Counter[str]:
         for each, directory, code in zip(made, directories, codes, strict=True):
             assert code in (0, 2), f"{each}: exit {code}: {Path(f'{directory}.answer').read_text()}"
             told["refused" if code else "passed"] += 1
+            told[each.original.mode] += 1
             shutil.rmtree(f"{directory}.work")
             if code == 0:
                 assert speaks_of_others(each.files, str(each.fields["mode"])) == [], each

@@ -54,6 +54,13 @@ def test_a_host_that_has_it_already_gets_nothing_until_the_next_check(settled: H
     assert settled.need(LATER) is Need.QUESTION
 
 
+def test_a_host_that_would_go_back_by_itself_is_given_it_again(settled: Host) -> None:
+    settled.sending(Need.QUESTION)
+    settled.answered(answer(ONE, unconfirmed={"generation": ONE.generation, "seconds": 50}), LATER)
+    assert settled.stale
+    assert settled.need(1) is Need.BUNDLE
+
+
 def test_a_change_is_a_delta_and_what_changes_meanwhile_is_one_more(settled: Host) -> None:
     first, second = Change("first", 0.0, (), {"n1"}), Change("second", 0.0, (), {"n1"})
     settled.want(TWO)

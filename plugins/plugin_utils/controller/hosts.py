@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..backends.state import State
+from .push import settled
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
@@ -63,7 +64,7 @@ class Host:
     node: str
     facts: Mapping[str, Any] | None = None  # None until it answered
     has: State | None = None  # what it has, as far as that is known for sure
-    recorded: str = ""  # the generation that it said it has, intact
+    recorded: str = ""  # the generation that it said it has, to stay
     whole: bool = False  # a delta will not do
     wanted: State | None = None
     unusable: str = ""  # why nothing can be wanted of it
@@ -135,8 +136,7 @@ class Host:
         self._done()
         self.failures, self.retry_at, self.ask, self.check_at = 0, 0.0, False, next_check
         self.facts = result.get("facts") or {}
-        intact = result.get("state") == "applied" and not result.get("drift")
-        self.recorded = str(result.get("generation") or "") if intact else ""
+        self.recorded = str(result.get("generation") or "") if settled(result) else ""
         self.has = next((each for each in (self.wanted, self.has) if each and each.generation == self.recorded), None)
 
     def want(self, state: State | None) -> bool:

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -195,6 +195,11 @@ def parse_answer(code: int, stdout: str, stderr: str) -> Answer:
         installed='{"installed": true}' in lines[:-1],
         addresses=tuple(_addresses(lines[:-1])),
     )
+
+
+def settled(status: Mapping[str, Any]) -> bool:
+    """Whether a node has the generation that it names, and keeps it: what is not confirmed goes by itself."""
+    return status.get("state") == "applied" and not status.get("drift") and not status.get("unconfirmed")
 
 
 def _addresses(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from ..bundle.program import PROGRAM
 from ..cluster.files import UnreadableFile, documents
 from ..cluster.record import peek
 from .directory import WorkDirectory, read_json, write_json
-from .push import program_digest
+from .push import program_digest, settled
 
 # What of a node's answer can change its rules.
 _FACTS = ("addresses", "capabilities", "cpus", "kernel", "tcpBeLiberal")
@@ -34,7 +34,7 @@ class Target:
     host: str
     node: str
     facts: Mapping[str, Any] | None  # of `akp-node facts`; None if the host was not asked
-    current: str  # the generation that is there and intact; empty if there is none or that is not known
+    current: str  # the generation that is there to stay; empty if there is none or that is not known
     recorded: str = ""  # the generation that was applied last, intact or not
 
 
@@ -71,9 +71,9 @@ def target(directory: WorkDirectory, host: str, name: str) -> Target:
     if answer is None:
         return Target(host, name or host, None, "")
     status = answer.get("status") or {}
-    intact = status.get("state") == "applied" and not status.get("drift") and not answer.get("oldProgram")
     recorded = str(status.get("generation") or "")
-    return Target(host, name or answer.get("node") or host, answer.get("facts"), recorded if intact else "", recorded)
+    current = recorded if settled(status) and not answer.get("oldProgram") else ""
+    return Target(host, name or answer.get("node") or host, answer.get("facts"), current, recorded)
 
 
 @dataclasses.dataclass(frozen=True)
