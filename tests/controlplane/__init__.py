@@ -14,7 +14,6 @@ import base64
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -71,6 +70,16 @@ def binaries(minor: str = DEFAULT_MINOR) -> Path:
     if done.returncode != 0:
         raise RuntimeError(f"{build} {minor} exited {done.returncode}; its messages are above")
     return Path(done.stdout.splitlines()[-1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Politely first; an API server with watches open would take a minute for its farewells."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class ControlPlane:
@@ -181,9 +190,7 @@ class ControlPlane:
 
     def restart(self) -> None:
         """End the API server and start it again; what it holds stays in etcd."""
-        process = self._processes.pop()
-        process.terminate()
-        process.wait(60)
+        _end(self._processes.pop())
         self._start("kube-apiserver", self._apiserver)
         self._wait_ready()
 
@@ -194,13 +201,7 @@ class ControlPlane:
     def _stop(self) -> None:
         """The API server first, so that it does not mourn its etcd; each by its pid."""
         for process in reversed(self._processes):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(5)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            _end(process)
         for log in self._logs:
             log.close()
         self._processes.clear()

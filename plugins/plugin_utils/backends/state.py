@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Container, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 # What the kernel knows an object by, e.g. ("IPv4", "nat", "KUBE-SERVICES"). Of ("file", NAME) the bundle holds a file.
@@ -73,16 +73,8 @@ class State:
     @cached_property
     def open_objects(self) -> dict[Object, str]:
         """Every object of the frame with the fragments' lines in it."""
-        return self.opened(self.frame)
-
-    def opened(self, wanted: Container[Object]) -> dict[Object, str]:
-        """Those objects of the frame with the fragments' lines in them."""
-        lines: dict[Object, list[str]] = {obj: [text.head] for obj, text in self.frame.items() if obj in wanted}
-        for each in self.fragments:
-            for obj, text in each.open:
-                if obj in lines:
-                    lines[obj].append(text)
-        return {obj: "".join([*texts, self.frame[obj].tail]) for obj, texts in lines.items()}
+        lines = _lines(self.fragments, self.frame)
+        return {obj: f"{text.head}{lines[obj]}{text.tail}" for obj, text in self.frame.items()}
 
     def objects(self) -> Iterator[tuple[Object, str]]:
         """Every kernel object and its text."""
@@ -104,12 +96,24 @@ class Delta:
     needs_full: bool = False  # another mode or minor, or a family that came or went: no delta leads there
 
 
-def delta(old: State, new: State) -> Delta:
-    """The Delta between two States of a node."""
-    before = {(each.family, each.name): each for each in old.fragments}
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """What differs between the fragments of two States."""
+
+    changed: dict[Object, str]
+    before: dict[Object, str]
+    removed: tuple[Object, ...]
+    lines: dict[Object, tuple[str, str]]  # of open objects that fragments add other lines to: all of them, old and new
+    names: tuple[str, ...]
+
+
+# Most nodes of a cluster have the same fragments, so what differs for one differs for the next.
+@lru_cache(maxsize=4)
+def _step(old: tuple[Fragment, ...], new: tuple[Fragment, ...]) -> _Step:
+    before = {(each.family, each.name): each for each in old}
     touched: list[Fragment] = []
     gone: list[Fragment] = []
-    for each in new.fragments:
+    for each in new:
         known = before.pop((each.family, each.name), None)
         if known is None or known.digest != each.digest:
             touched.append(each)
@@ -118,24 +122,53 @@ def delta(old: State, new: State) -> Delta:
     gone.extend(before.values())
     was = {obj: text for each in gone for obj, text in each.own}
     changed = {obj: text for each in touched for obj, text in each.own if was.get(obj) != text}
-    earlier = {obj: was[obj] for obj in changed if obj in was}
     kept = {obj for each in touched for obj, _text in each.own}
     concerned = {obj for each in (*touched, *gone) for obj, _text in each.open}
-    concerned.update(obj for obj, text in new.frame.items() if old.frame.get(obj) != text)
-    if concerned:
-        opened = old.opened(concerned)
-        for obj, text in new.opened(concerned).items():
-            if opened.get(obj) != text:
-                changed[obj] = text
-                if obj in opened:
-                    earlier[obj] = opened[obj]
+    had, have = _lines(old, concerned), _lines(new, concerned)
+    return _Step(
+        changed=changed,
+        before={obj: was[obj] for obj in changed if obj in was},
+        removed=tuple(obj for obj in was if obj not in kept),
+        lines={obj: (had[obj], have[obj]) for obj in sorted(concerned)},
+        names=tuple(sorted({each.name for each in (*touched, *gone)})),
+    )
+
+
+def _lines(fragments: Iterable[Fragment], wanted: Iterable[Object]) -> dict[Object, str]:
+    """What fragments add to open objects."""
+    lines: dict[Object, list[str]] = {obj: [] for obj in wanted}
+    for each in fragments:
+        for obj, text in each.open:
+            if obj in lines:
+                lines[obj].append(text)
+    return {obj: "".join(texts) for obj, texts in lines.items()}
+
+
+def delta(old: State, new: State) -> Delta:
+    """The Delta between two States of a node."""
+    step = _step(old.fragments, new.fragments)
+    changed, before = dict(step.changed), dict(step.before)
+    lines = dict(step.lines)
+    others = [obj for obj, text in new.frame.items() if obj not in lines and old.frame.get(obj) != text]
+    if others:
+        had, have = _lines(old.fragments, others), _lines(new.fragments, others)
+        lines |= {obj: (had[obj], have[obj]) for obj in others}
+    # In the order of the frame, which is one that the kernel can follow.
+    for obj, text in new.frame.items():
+        if obj in lines:
+            earlier, now = old.frame.get(obj), f"{text.head}{lines[obj][1]}{text.tail}"
+            then = f"{earlier.head}{lines[obj][0]}{earlier.tail}" if earlier is not None else None
+            if then != now:
+                changed[obj] = now
+                if then is not None:
+                    before[obj] = then
     return Delta(
         base=old.generation,
         generation=new.generation,
         changed=changed,
-        before=earlier,
-        removed=tuple(obj for obj in was if obj not in kept) + tuple(obj for obj in old.frame if obj not in new.frame),
-        names=tuple(sorted({each.name for each in (*touched, *gone)})),
+        before=before,
+        removed=step.removed + tuple(obj for obj in old.frame if obj not in new.frame),
+        names=step.names,
         needs_full=(old.mode, old.compat) != (new.mode, new.compat) or _families(old) != _families(new),
     )
 

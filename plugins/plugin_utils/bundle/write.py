@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,6 +78,8 @@ def sealed(parts: Parts) -> tuple[str, list[tuple[str, bytes]]]:
     return manifest_digest(manifest), [(FILE, manifest.encode()), *files]
 
 
+# Where many nodes follow the same change, most of them have the same lines before and after it.
+@lru_cache(maxsize=8)
 def _line_changes(before: str, after: str) -> str:
     """The lines that go, after a -, and those that come, after a +."""
     old, new = dict.fromkeys(before.splitlines()), dict.fromkeys(after.splitlines())

@@ -240,8 +240,8 @@ class Follower:
                     self._confirm(host, 0.0)
             with contextlib.suppress(queue.Empty):
                 kind, what = self._events.get(timeout=0.2)
-                if kind == "error":
-                    raise CarrierGone(str(what)) from what
+                if isinstance(what, CarrierGone):
+                    return
                 if kind == "answer" and "host" in what:
                     self._result(what["host"], what["result"])
 
