@@ -106,7 +106,7 @@ def _ours(plane: ControlPlane, changed: dict[str, Any], tmp: Path, nodes: int) -
             process = subprocess.Popen(argv, stdout=out, stderr=out, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
             try:
                 _wait_for(lambda: '"settled"' in log.read_text(), process, log)
-                return _median(plane, changed, [node.enter(["nft", "monitor"]) for node in lab.nodes])
+                return _median(plane, changed, [node.enter(["nft", "monitor"]) for node in lab.nodes], log)
             finally:
                 process.terminate()
                 if process.wait(60):
@@ -121,12 +121,14 @@ def _wait_for(condition: Any, process: subprocess.Popen[bytes], log: Path) -> No
         time.sleep(0.2)
 
 
-def _median(plane: ControlPlane, changed: dict[str, Any], monitors: Sequence[Sequence[str]]) -> float:
+def _median(
+    plane: ControlPlane, changed: dict[str, Any], monitors: Sequence[Sequence[str]], log: Path | None = None
+) -> float:
     """Median of the seconds from before the write until the kernel has told every monitor of a change."""
     processes = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for argv in monitors]
     try:
         time.sleep(2)
-        return statistics.median(_seconds(plane, changed, i, processes) for i in range(CHANGES))
+        return statistics.median(_seconds(plane, changed, i, processes, log) for i in range(CHANGES))
     finally:
         for process in processes:
             process.terminate()
@@ -134,9 +136,15 @@ def _median(plane: ControlPlane, changed: dict[str, Any], monitors: Sequence[Seq
 
 
 def _seconds(
-    plane: ControlPlane, changed: dict[str, Any], number: int, monitors: Sequence[subprocess.Popen[bytes]]
+    plane: ControlPlane,
+    changed: dict[str, Any],
+    number: int,
+    monitors: Sequence[subprocess.Popen[bytes]],
+    log: Path | None = None,
 ) -> float:
-    """One change: an endpoint goes or comes back."""
+    """One change, an endpoint goes or comes back; once all nodes have confirmed the one before, if there is a log."""
+    while log is not None and log.read_text().count('"event": "change"') < number:
+        time.sleep(0.1)
     _quiet(monitors, 1.5)
     endpoints = changed["endpoints"] if number % 2 else changed["endpoints"][1:]
     began = time.perf_counter()

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -82,6 +83,11 @@ def slice_of(name: str, *endpoints: tuple[str, str]) -> Object:
 
 def rules(lab: Lab, name: str) -> str:
     return lab.node(name).run(["iptables-save", "-t", "nat"]).stdout
+
+
+def appended(lab: Lab, name: str) -> list[str]:
+    """The rules alone, that of the generation among them."""
+    return [line for line in rules(lab, name).splitlines() if line.startswith("-A")]
 
 
 def assert_equal_to_a_fresh_render(plane: ControlPlane, inventory: Path, work: Path) -> None:
@@ -207,6 +213,52 @@ def test_the_vault_and_the_limit_of_the_user_hold(
         assert started.wait("settled")["hosts"] == 2
         assert started.stop() == 0
     assert [name for name in ALL if "KUBE-SERVICES" in rules(lab, name)] == ["n1", "n3"]
+
+
+def test_most_services_gone_is_not_followed_before_somebody_says_so(
+    plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    folder, work = tmp_path / "inventory", tmp_path / "watch"
+    (folder / "group_vars").mkdir(parents=True)
+    inventory.rename(folder / "hosts.yml")
+    many = [service(f"soak-{i}") for i in range(60)]
+    plane.client.parallel(plane.client.create, many)
+    with Watcher(plane, folder, work) as started:
+        started.wait("settled")
+        assert started.stop() == 0
+    before = [appended(lab, name) for name in ALL]
+    plane.client.parallel(plane.client.delete, many)
+    place = len(Watcher.said(work))
+    with Watcher(plane, folder, work) as started:
+        problem = started.wait("refused", place)["problem"]
+        assert "on n1, n2, n3, 60 of" in problem
+        assert "shop/soak-0:http tcp IPv4" in problem
+        assert "kube_proxy_max_removed_percent=100" in problem
+        # Asked they are, in case that somebody else changes them.
+        answers = [(work / "akp" / "nodes" / f"{name}.json") for name in ALL]
+        stamps = [each.stat().st_mtime_ns for each in answers]
+        deadline = time.monotonic() + DEADLINE
+        while any(each.stat().st_mtime_ns == stamp for each, stamp in zip(answers, stamps, strict=True)):
+            assert time.monotonic() < deadline, started.log.read_text()
+            time.sleep(0.1)
+        assert started.events("pushed", place) == []
+        assert [appended(lab, name) for name in ALL] == before
+
+        plane.client.parallel(plane.client.create, many)
+        started.wait("allowed", place)
+        started.wait("change", place, lambda event: event["hosts"] == 3)
+
+        place = started.place
+        plane.client.parallel(plane.client.delete, many)
+        started.wait("refused", place)
+        place = started.place
+        (folder / "group_vars" / "nodes.yml").write_text("kube_proxy_max_removed_percent: 100\n")
+        started.process.send_signal(signal.SIGHUP)
+        started.wait("allowed", place)
+        for name in ALL:
+            started.wait("pushed", place, lambda event, name=name: event["host"] == name)
+        assert started.stop() == 0
+    assert_equal_to_a_fresh_render(plane, folder, tmp_path / "fresh")
 
 
 @pytest.mark.soak

@@ -83,9 +83,13 @@ class Watcher:
 
     def events(self, name: str = "", start: int = 0) -> list[Event]:
         """What it said since a place in its log, of one sort if one is named."""
-        lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
-        found = [json.loads(line) for line in lines[start:]]
-        return [each for each in found if not name or each["event"] == name]
+        return [each for each in self.said(self.work)[start:] if not name or each["event"] == name]
+
+    @staticmethod
+    def said(work: Path) -> list[Event]:
+        """What all that ran in a directory said."""
+        lines = (work / "watch.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     @property
     def place(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.controller.approval import unapproved
-from agentless_kube_proxy.controller.guard import Frontends, Shrunken, refuse_shrinkage
+from agentless_kube_proxy.controller.guard import Frontends, Shrunken, losses, refuse_shrinkage, service_ports
 
 from .build import render, service, slice_of
 
@@ -58,6 +58,16 @@ def test_a_node_may_lose_so_much_and_no_more(frontends: Frontends) -> None:
     refuse_shrinkage(frontends, {"n1": (full, none)}, 100)
     with pytest.raises(Shrunken):
         refuse_shrinkage(frontends, {"n1": (full, learned(frontends, state(3))[0])}, 0)
+
+
+def test_a_state_and_what_is_kept_of_it_name_the_same_service_ports(frontends: Frontends) -> None:
+    one = state(3, "10.244.1.1")
+    learned(frontends, one)
+    ports = service_ports(one.fragments)
+    assert ports == frontends.ports(frontends.name(one.generation))
+    fewer = service_ports(state(1).fragments)
+    assert losses({"n1": (ports, fewer, 70)}) == ""
+    assert losses({"n1": (ports, fewer, 60), "n2": (ports, fewer, 100)}).startswith("on n1, 2 of 3 service ports")
 
 
 def test_what_is_not_known_here_is_left_to_the_node(frontends: Frontends) -> None:

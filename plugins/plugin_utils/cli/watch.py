@@ -176,6 +176,7 @@ _TEXTS: dict[str, Any] = {
     "unusable": lambda f: f"{f['host']}: gets nothing: {f['problem']}",
     "host": lambda f: f"{f['host']}: {f['what']}",
     "refused": lambda f: f"refused, nothing is pushed: {f['problem']}",
+    "allowed": lambda _f: "nothing is refused any more",
     "warning": lambda f: f"warning: {f['problem']}",
     "api": lambda f: f"the API server: {f.get('problem') or f['what']}",
     "inventory": lambda f: f["problem"],

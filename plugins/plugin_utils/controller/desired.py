@@ -11,6 +11,7 @@ desired.affected()                       # the Nodes whose state is not what it 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,15 +32,18 @@ class Choices:
     config: ProxyConfig
     compat: str = DEFAULT_COMPAT
     policy: VipPolicy = dataclasses.field(default_factory=VipPolicy)
+    text: str = ""  # configuration and schedulers as they were given, for whoever compares what came of them
 
     @classmethod
     def of(cls, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Choices:
         """From a KubeProxyConfiguration and the kube_proxy_* variables, named without that prefix."""
         annotations = bool(settings.get("scheduler_annotations"))
-        parsed = with_schedulers(parse_config(config), settings.get("schedulers") or {}, annotations=annotations)
+        schedulers = settings.get("schedulers") or {}
+        parsed = with_schedulers(parse_config(config), schedulers, annotations=annotations)
+        text = json.dumps([config, {"annotations": annotations, "services": schedulers}], sort_keys=True)
         cidrs = [_words(settings.get(name)) for name in ("external_ip_cidrs", "load_balancer_cidrs")]
         policy = vip_policy(str(settings.get("vip_policy") or "warn"), *cidrs)
-        return cls(parsed, str(settings.get("compat") or DEFAULT_COMPAT), policy)
+        return cls(parsed, str(settings.get("compat") or DEFAULT_COMPAT), policy, text)
 
 
 def _words(value: str | Sequence[str] | None) -> Sequence[str] | None:

@@ -18,11 +18,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backends.state import delta
+from ..backends.state import State, delta
 from ..bundle.archive import archive
 from ..bundle.release import DeltaEntry
 from ..bundle.write import delta_parts, sealed, write_bundle
@@ -34,6 +34,7 @@ from .consent import Consent
 from .desired import Choices, Desired
 from .directory import WorkDirectory
 from .freshness import Freshness
+from .guard import Frontends, Ports, losses, service_ports
 from .hosts import Change, Host, Need
 
 Say = Callable[..., None]
@@ -49,6 +50,8 @@ LOCKED_RETRY_SECONDS = 1.0
 METRICS_SECONDS = 1.0
 TROUBLE_SECONDS = 10.0
 REFRESH_SECONDS = 5.0
+# After so many generations, those that no node has are forgotten.
+FORGET_AFTER = 500
 
 
 class Locked(Exception):
@@ -107,6 +110,12 @@ class Follower:
         self._choices: Choices | None = None
         self._desired: Desired | None = None
         self._update: Update | None = None
+        self._frontends = Frontends(directory.frontends)
+        self._unlearned: dict[str, State] = {}
+        self._learned = 0
+        self._percents: dict[str, int] = {}  # host -> the share of its service ports that it may lose
+        self._shrunken = ""  # why nothing is pushed, if that is so
+        self._judged = False  # that is still true
         self._lock = Lock(directory.path / "schedule" / "lock")
         self._locked_out = False
         self._pushing: set[str] = set()
@@ -219,6 +228,7 @@ class Follower:
                     self._result(what["host"], what["result"])
                 elif kind == "error":
                     break
+        self._learn()
         self._write_metrics()
         self._lock.give_back()
 
@@ -284,6 +294,7 @@ class Follower:
             self._say("change", what=change.text, hosts=0)
 
     def _want(self, host: Host, change: Change | None) -> None:
+        self._judged = False
         if self._desired is None or self._update is None or host.facts is None:
             return
         state, unusable = None, ""
@@ -306,11 +317,12 @@ class Follower:
         """The hosts of the inventory, and what the variables say."""
         try:
             choices = self._choices_of(next(iter(settings.values())))
+            percents = {name: int(each.get("max_removed_percent", 100)) for name, each in settings.items()}
         except Exception as error:
             if self._choices is None:
                 raise
             self._say("configuration", problem=str(error))
-            choices = self._choices
+            choices, percents = self._choices, self._percents
         now = time.monotonic()
         for name in self._hosts.keys() - settings.keys():
             self._say("host", host=name, what="is not in the inventory any more")
@@ -321,7 +333,9 @@ class Follower:
         for name, values in settings.items():
             node = str(values.get("node_name") or name)
             if name not in self._hosts or self._hosts[name].node != node:
-                self._hosts[name] = Host(name, node, check_at=now)
+                last = (self._directory.answer(name) or {}).get("status") or {}
+                self._hosts[name] = Host(name, node, check_at=now, last=str(last.get("generation") or ""))
+        self._percents, self._judged = percents, False
         if choices != self._choices:
             first = self._choices is None
             self._choices = choices
@@ -372,6 +386,7 @@ class Follower:
         # Not all at the same moment.
         spread = self._period * (sorted(self._hosts).index(host.name) / len(self._hosts)) if facts is None else 0.0
         host.answered(result, now + self._period + spread)
+        self._judged = False
         if facts != host.facts:
             self._want(host, None)
         if recovered:
@@ -387,6 +402,8 @@ class Follower:
     def _confirmed(self, host: Host) -> None:
         """The host has what was sent, or what it shall have."""
         when = time.time()
+        if host.has is not None:
+            self._unlearned[host.name] = host.has
         generation = host.has.generation if host.has else ""
         self._observed.append(lambda fresh: fresh.confirmed(host.name, host.node, generation, when))
         for change in host.arrived():
@@ -399,7 +416,7 @@ class Follower:
             if not change.waiting:
                 took, confirmed = (round(each - change.received, 3) for each in (change.landed, when))
                 self._say("change", what=change.text, hosts=change.hosts, seconds=took, confirmed=confirmed)
-        if not self._settled and not any(each.stale or each.facts is None for each in self._hosts.values()):
+        if not self._settled and not any(map(_unsettled, self._hosts.values())):
             self._settled = True
             self._say("settled", hosts=len(self._hosts))
 
@@ -407,8 +424,13 @@ class Follower:
 
     def _dispatch(self) -> None:
         now = time.monotonic()
+        if self._shrunken:
+            self._shrinks()
         for host in self._hosts.values():
             need = host.need(now)
+            if need in (Need.DELTA, Need.BUNDLE) and self._shrinks():
+                # Somebody may give it to the host, who may.
+                need = Need.QUESTION if now >= host.check_at else Need.NOTHING
             if need is Need.NOTHING:
                 continue
             if need is Need.CONFIRMATION:
@@ -422,6 +444,59 @@ class Follower:
                 self._carrier.submit(host.name, arguments, patience=0.0 if urgent else CHECK_SECONDS)
             elif self._may_push():
                 self._push(host, need)
+
+    def _shrinks(self) -> bool:
+        """Whether a host would lose more service ports than it may: then none is pushed to."""
+        if not self._judged:
+            told = losses(dict(self._steps()))
+            if told and told != self._shrunken:
+                self._say(
+                    "refused",
+                    problem=f"{told}. If that is meant, run sync_services with kube_proxy_max_removed_percent=100, or "
+                    "set it in the inventory and reload (SIGHUP)",
+                )
+            elif self._shrunken and not told:
+                self._say("allowed")
+            self._shrunken, self._judged = told, True
+        return bool(self._shrunken)
+
+    def _steps(self) -> Iterator[tuple[str, tuple[Ports, Ports, int]]]:
+        """Of each host that what it has is known of: its service ports now and then, and the share it may lose."""
+        for host in self._hosts.values():
+            percent = self._percents.get(host.name, 100)
+            if percent >= 100 or not host.last or (host.facts is not None and not host.stale):
+                continue
+            before, after = self._ports_of(host), self._wanted_of(host)
+            if before is not None and after is not None:
+                yield host.name, (before, service_ports(after.fragments), percent)
+
+    def _ports_of(self, host: Host) -> Ports | None:
+        for known in (host.given, host.has):
+            if known is not None and known.generation == host.last:
+                return service_ports(known.fragments)
+        name = self._frontends.name(host.last)
+        return self._frontends.ports(name) if name else None
+
+    def _wanted_of(self, host: Host) -> State | None:
+        """What it shall have; of one that has not answered yet, as far as it answered before."""
+        if host.facts is not None or self._desired is None or self._update is None:
+            return host.wanted
+        try:
+            return self._desired.state(host.node, (self._directory.answer(host.name) or {}).get("facts"))
+        except (UnusableNode, InvalidFacts):
+            return None
+
+    def _learn(self) -> None:
+        """Keep what hosts have been given, to compare it with what comes after a restart."""
+        unlearned, self._unlearned = self._unlearned, {}
+        if self._choices is None:
+            return
+        for state in unlearned.values():
+            self._frontends.learn(state, self._choices.text)
+        self._learned += len(unlearned)
+        if self._learned > FORGET_AFTER:
+            self._learned = 0
+            self._frontends.forget(self._directory.recorded() | {host.last for host in self._hosts.values()})
 
     def _confirm(self, host: Host, patience: float) -> None:
         """Tell a host that what it was given stays."""
@@ -477,6 +552,8 @@ class Follower:
         now = time.monotonic()
         if not self._pushing:
             self._lock.give_back()
+            if self._unlearned:
+                self._learn()
         if self._refresh_wanted and now >= self._refresh_at:
             self._refresh_wanted, self._refresh_at = False, now + REFRESH_SECONDS
             self._carrier.refresh()
@@ -505,6 +582,11 @@ class Follower:
                 fresh.write(self._textfile)
         except OSError as error:
             self._say("metrics", problem=f"{error.filename}: {error.strerror}")
+
+
+def _unsettled(host: Host) -> bool:
+    """Whether it has not yet what it shall have, for good."""
+    return host.stale or host.facts is None or host.term is not None
 
 
 def _text(update: Update) -> str:

@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..bundle.compare import Change, Records, compare_records, parse_records
 
@@ -27,6 +28,8 @@ _OF_ENDPOINTS = ("file", "health.conf")
 _ENDPOINTS = ("endpoints", "localEndpoints")
 _FRAME = "frame"
 _MOST_NAMES = 20
+
+Ports: TypeAlias = frozenset[str]  # service ports, as people know them
 
 
 class Shrunken(Exception):
@@ -40,6 +43,7 @@ class Frontends:
         self._folder = folder
         self._fragments: dict[bytes, tuple[bytes, str]] = {}
         self._records: dict[str, Records] = {}
+        self._ports: dict[str, Ports] = {}
 
     def learn(self, state: State, settings: str) -> None:
         """Remember what a state serves, and the settings that it came of."""
@@ -88,6 +92,13 @@ class Frontends:
             known = self._records[name] = parse_records(lines[1:])
         return known
 
+    def ports(self, name: str) -> Ports:
+        """Those as people know them."""
+        known = self._ports.get(name)
+        if known is None:
+            known = self._ports[name] = frozenset(map(_title, self.records(name)))
+        return known
+
     def changes(self, before: str, after: str) -> list[Change]:
         """What differs between two names."""
         found = list(compare_records(self.records(before) if before else {}, self.records(after)))
@@ -97,6 +108,9 @@ class Frontends:
 
     def forget(self, needed: Iterable[str]) -> None:
         """Keep the generations that are needed, as many others of the latest, and the files of those."""
+        self._fragments.clear()
+        self._records.clear()
+        self._ports.clear()
         kept = set(needed)
         links = sorted(self._folder.glob("g-*"), key=lambda each: each.lstat().st_mtime, reverse=True)
         spare = len(kept) + 100
@@ -122,25 +136,39 @@ def refuse_shrinkage(frontends: Frontends, steps: Mapping[str, tuple[str, str]],
 
     A host whose generation was not computed here is not judged here; it judges itself when it gets its bundle.
     """
-    groups: dict[tuple[str, str], list[str]] = {}
-    for host, (before, after) in steps.items():
-        names = (frontends.name(before), frontends.name(after))
-        if all(names) and names[0] != names[1]:
-            groups.setdefault(names, []).append(host)
-    told = []
-    for (before, after), hosts in groups.items():
-        old, new = frontends.records(before), frontends.records(after)
-        gone = [key for key in old if key not in new]
-        if len(gone) * 100 > percent * len(old):
-            told.append(
-                f"on {shown(sorted(hosts), 5)}, {len(gone)} of {len(old)} service ports would be removed, more than "
-                f"{percent} %: {shown([_title(key) for key in gone], _MOST_NAMES)}"
-            )
+    judged = {}
+    for host, generations in steps.items():
+        before, after = map(frontends.name, generations)
+        if before and after and before != after:
+            judged[host] = (frontends.ports(before), frontends.ports(after), percent)
+    told = losses(judged)
     if told:
         raise Shrunken(
-            f"refused, and no node was touched: {'; '.join(told)}. If that is meant, allow it for one run with "
+            f"refused, and no node was touched: {told}. If that is meant, allow it for one run with "
             "kube_proxy_max_removed_percent=100"
         )
+
+
+def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
+    """What hosts would lose beyond what each may, in words. Steps: host -> ports now, ports then, allowed percent."""
+    groups: dict[tuple[Ports, Ports, int], list[str]] = {}
+    for host, step in steps.items():
+        groups.setdefault(step, []).append(host)
+    told = []
+    for (before, after, percent), hosts in groups.items():
+        gone = sorted(before - after)
+        if len(gone) * 100 > percent * len(before):
+            told.append(
+                f"on {shown(sorted(hosts), 5)}, {len(gone)} of {len(before)} service ports would be removed, more than "
+                f"{percent} %: {shown(gone, _MOST_NAMES)}"
+            )
+    return "; ".join(told)
+
+
+@lru_cache(maxsize=16)
+def service_ports(fragments: tuple[Fragment, ...]) -> Ports:
+    """The service ports of a state; most nodes have the same."""
+    return frozenset(f"{each.name} {each.family}" for each in fragments)
 
 
 def _title(key: tuple[str, str, str, str]) -> str:

@@ -65,6 +65,8 @@ class Host:
     facts: Mapping[str, Any] | None = None  # None until it answered
     has: State | None = None  # what it has, as far as that is known for sure
     recorded: str = ""  # the generation that it said it has, to stay
+    last: str = ""  # the generation that it was given last, intact or not
+    given: State | None = None  # the state of that name, if it is known here
     whole: bool = False  # a delta will not do
     wanted: State | None = None
     unusable: str = ""  # why nothing can be wanted of it
@@ -136,7 +138,8 @@ class Host:
         self._done()
         self.failures, self.retry_at, self.ask, self.check_at = 0, 0.0, False, next_check
         self.facts = result.get("facts") or {}
-        self.recorded = str(result.get("generation") or "") if settled(result) else ""
+        self.last = str(result.get("generation") or "")
+        self.recorded = self.last if settled(result) else ""
         self.has = next((each for each in (self.wanted, self.has) if each and each.generation == self.recorded), None)
 
     def want(self, state: State | None) -> bool:
@@ -156,6 +159,7 @@ class Host:
             return False
         self.failures, self.retry_at, self.check_at = 0, 0.0, next_check
         self.has, self.recorded, self.stepped = sent, generation, delta
+        self.given, self.last = sent, generation
         self.whole = self.whole and delta
         return True
 

@@ -170,9 +170,20 @@ class Inventory:
     def refresh(self) -> None:
         """Read the inventory anew: a Node came or went, or somebody edited it."""
         self._loader.cleanup_all_tmp_files()
+        self._forget_files()
         self._inventory.refresh_inventory()
         self._manager.set_inventory(self._inventory)
         self._read()
+
+    def _forget_files(self) -> None:
+        """A play never sees group_vars and host_vars change, so Ansible reads them once and keeps what it found."""
+        kept = [getattr(self._loader, "_FILE_CACHE", None)]
+        for plugin in plugin_loader.vars_loader.all():
+            module = sys.modules.get(type(plugin).__module__)
+            kept += [getattr(module, name, None) for name in ("FOUND", "NAK")]
+        for each in kept:
+            if each is not None:
+                each.clear()
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Host -> its kube_proxy_* variables, without the prefix."""

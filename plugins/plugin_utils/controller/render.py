@@ -156,11 +156,11 @@ def _render(
         "external_ip_cidrs": vips.external_ips,
         "load_balancer_cidrs": vips.load_balancer_ips,
     }
-    desired = Desired(Choices.of(config, settings))
+    choices = Choices.of(config, settings)
+    desired = Desired(choices)
     desired.update(snapshot)
     outcome.warnings = index.warnings = desired.warnings
     frontends = Frontends(directory.frontends)
-    chosen = json.dumps([config, dataclasses.asdict(schedulers)], sort_keys=True)
     outcome.problems = index.problems = tuple(str(problem) for problem in snapshot.problems)
     outcome.ignored = index.ignored = dict(snapshot.ignored)
     index.complete = True
@@ -174,7 +174,7 @@ def _render(
             outcome.stale.append(each.host)
             continue
         outcome.rendered += 1
-        frontends.learn(state, chosen)
+        frontends.learn(state, choices.text)
         counts = {"service_ports": len(state.fragments)}
         index.learn(each, state.generation, counts)
         if state.generation != each.current and _written(directory.bundles / each.node) != state.generation:
