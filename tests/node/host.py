@@ -16,7 +16,7 @@ from tests.lab.program import PROGRAM
 
 _serial = itertools.count(1)
 _APPLETS = (
-    *("awk", "cat", "cmp", "cp", "cut", "date", "grep", "ls", "mkdir", "mktemp", "mv", "printf", "readlink", "rm"),
+    *("awk", "cat", "cmp", "cp", "cut", "date", "grep", "ls", "mkdir", "mv", "printf", "readlink", "rm"),
     *("rmdir", "sed", "sha256sum", "sleep", "sort", "tail", "touch", "tr", "uname", "wc"),
 )
 

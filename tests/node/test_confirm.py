@@ -115,14 +115,15 @@ def test_what_nobody_confirms_is_undone(host: Host, tmp_path: Path) -> None:
     a, b = bundle(host, tmp_path / "a", "10.244.1.1"), bundle(host, tmp_path / "b", "10.244.1.2")
     was = host.apply(a)["generation"]
     before = kernel(host)
-    answer = host.apply(b, *SHORT)
+    # Long enough for the answer to come before the end of the term.
+    answer = host.apply(b, "--confirm-within", "3")
     undone(host)
     assert kernel(host) == before
     status = host.akp("status", "--verify").json
     assert (status["state"], status["generation"], status["drift"]) == ("applied", was, 0)
     assert (status["undone"]["generation"], status["undone"]["reason"]) == (
         answer["generation"],
-        "not confirmed within 1 s",
+        "not confirmed within 3 s",
     )
     late = host.akp("confirm", answer["confirm"])
     assert late.code == 2
@@ -232,7 +233,8 @@ def test_if_the_process_is_killed_the_next_run_decides(
 ) -> None:
     host = new_host()
     first = host.apply(bundle(host, tmp_path / "a", "10.244.1.1"))["generation"]
-    second = host.apply(bundle(host, tmp_path / "b", "10.244.1.2"), *SHORT)["generation"]
+    # Long enough that a busy machine gets to the kill before the term is over.
+    second = host.apply(bundle(host, tmp_path / "b", "10.244.1.2"), "--confirm-within", "5")["generation"]
     os.kill(waiting(host), signal.SIGKILL)
     wait_for(lambda: host.akp("status").json["unconfirmed"]["overdue"])
     if then == "restore":

@@ -147,7 +147,6 @@ def only(host: Host, *without: str) -> dict[str, str]:
         "ip",
         "ls",
         "mkdir",
-        "mktemp",
         "mv",
     ):
         (directory / name).symlink_to(str(shutil.which(name)))

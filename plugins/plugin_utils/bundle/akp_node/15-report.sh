@@ -5,6 +5,7 @@ work=
 warnings=
 started=0
 answered=    # the JSON line is out
+outdated=    # marks in the state directory that no longer hold: they go with the work directory, in one process
 
 usage() {
     cat <<'END'
@@ -117,8 +118,14 @@ elapsed() {
 }
 
 # A private work directory that goes away with the process. Whatever ends the process, it answers first.
+# Its name is nobody's to guess, and mkdir takes nothing that is there: no need for mktemp and one more process.
 make_work() {
-    work=$(mktemp -d "${TMPDIR:-/tmp}/akp-node.XXXXXX") || die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
+    read -r name </proc/sys/kernel/random/uuid
+    mkdir "${TMPDIR:-/tmp}/akp-node.$name" "${TMPDIR:-/tmp}/akp-node.$name/bundle" || {
+        rmdir "${TMPDIR:-/tmp}/akp-node.$name" 2>/dev/null || :
+        die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
+    }
+    work=${TMPDIR:-/tmp}/akp-node.$name
     trap 'leave "$?"' EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
@@ -130,10 +137,13 @@ leave() {
     trap '' HUP INT TERM
     if [ -n "$new_arm" ] && [ -n "$answered" ] && [ "$1" != 0 ]; then confirm_failed; fi
     metrics_write "$1" || :
-    rm -rf "$work"
-    [ -z "$answered" ] || exit "$1"
-    case $1 in
-        129 | 130 | 143) die "$1" "ended by a signal" ;;
+    code=$1
+    set -- "$work"
+    for name in $outdated; do set -- "$@" "$STATE/$name"; done
+    rm -rf "$@"
+    [ -z "$answered" ] || exit "$code"
+    case $code in
+        129 | 130 | 143) die "$code" "ended by a signal" ;;
         *) die 3 "ended in the middle, see the messages above (is a disk full?)" ;;
     esac
 }

@@ -20,7 +20,6 @@ open_bundle() {
     [ -f "$dir/manifest.json" ] || die 2 "$dir: no manifest.json"
     need sha256sum coreutils
     bundle=$work/bundle
-    mkdir "$bundle"
     manifest=$dir/manifest.json
     digest='' api='' kind='' base='' mode='' node='' generation='' names='' sums='' listed='' blind=1
     manifest_values "$work/manifest" >"$work/values" || die 3 "$manifest cannot be read (is ${TMPDIR:-/tmp} full?)"

@@ -19,7 +19,7 @@ lock() {
     [ -z "$locked" ] || return 0
     need flock util-linux
     while :; do
-        [ -d "$STATE" ] || mkdir -p "$STATE" 2>/dev/null || die 3 "cannot make the state directory $STATE"
+        [ -d "$STATE" ] || mkdir -p "$STATE/bundles" 2>/dev/null || die 3 "cannot make the state directory $STATE"
         [ -w "$STATE" ] || die 3 "cannot write in the state directory $STATE"
         exec 9>>"$STATE/lock"
         # A cleanup that ended just now has removed the file: then the lock is on nothing.
@@ -131,7 +131,8 @@ add_history() {
 
 # Forget the oldest bundles; $1 is in use, and so is what an undo would go back to.
 prune_bundles() {
-    back=$(unconfirmed previous)
+    back=
+    [ ! -e "$STATE/unconfirmed" ] || back=$(unconfirmed previous)
     known=0
     while read -r d g; do known=$((known + 1)); done <"$STATE/history"
     keep=" $1 "
@@ -269,8 +270,12 @@ sysctls_undo() {
     done <"$1"
 }
 
-# Counters the bundle asks for.
-counter_lines() { [ ! -e "$bundle/nfacct.rules" ] || sed -n '/^[^#]/p' "$bundle/nfacct.rules"; }
+# Counters the bundle asks for, in $wanted.
+counters_wanted() {
+    wanted=
+    [ -e "$bundle/nfacct.rules" ] || return 0
+    while read -r name; do case $name in '' | '#'*) ;; *) wanted="$wanted $name" ;; esac; done <"$bundle/nfacct.rules"
+}
 
 counter_exists() { nfacct get "$1" >/dev/null 2>&1; }
 
@@ -284,14 +289,17 @@ counter_delete() {
     return 1
 }
 
-# Counters of the bundle that do not exist yet.
+# Counters of the bundle that do not exist yet, in $missing.
 counters_missing() {
-    for name in $(counter_lines); do counter_exists "$name" || printf '%s\n' "$name"; done
+    missing=
+    counters_wanted
+    for name in $wanted; do counter_exists "$name" || missing="$missing $name"; done
 }
 
 # Make them, before the rules that name them.
 counters_apply() {
-    for name in $(counters_missing); do
+    counters_missing
+    for name in $missing; do
         nfacct add "$name" >/dev/null 2>&1 || {
             undo_all
             die 3 "missing kernel feature: nfacct counters (module nfnetlink_acct), cannot make $name"

@@ -18,14 +18,15 @@ plain_flavour() {
 # Is there a command for this flavour?
 flavour_present() { has "iptables-$1" || { has iptables && plain_flavour && [ "$plain" = "$1" ]; }; }
 
-# Legacy tables of a family that exist in this namespace, in $tables. Reading another would create it.
+# Legacy tables of a family that exist in this namespace, in $tables; $others if there are more than may be ours. Reading
+# one that does not exist would create it.
 legacy_tables() {
-    tables=
+    tables='' others=
     case $1 in 4) names=/proc/net/ip_tables_names ;; 6) names=/proc/net/ip6_tables_names ;; esac
     [ -r "$names" ] || return 0
     # By the shell itself: a tool that fails would say that there are none.
     while read -r name; do
-        case $name in mangle | filter | nat) tables="$tables $name" ;; esac
+        case $name in mangle | filter | nat) tables="$tables $name" ;; *) others=1 ;; esac
     done <"$names"
 }
 
@@ -40,7 +41,10 @@ iptables_save() {
         "$ipt" 2>"$work/save.err" || grep -q -e 'rule set generation' -e incompatible "$work/save.err"
     else
         legacy_tables "$1"
-        for t in $tables; do "$ipt" -t "$t" 2>"$work/save.err" || return 1; done
+        if [ -n "$tables" ] && [ -z "$others" ]; then
+            "$ipt" 2>"$work/save.err" || return 1
+        else for t in $tables; do "$ipt" -t "$t" 2>"$work/save.err" || return 1; done
+        fi
     fi
 }
 
@@ -59,19 +63,24 @@ chains_of() {
 iptables_read() {
     in_nft='' in_legacy='' unread=''
     : >"$work/save.err"
-    for flavour in nft legacy; do
-        for fam in $FAMILIES; do
-            : >"$work/$flavour.$fam"
-            ! flavour_present "$flavour" || iptables_save "$fam" >"$work/$flavour.$fam" || unread="$ipt failed, so what the kernel has is not known: $(tail -n 1 "$work/save.err")"
-        done
-    done
-    if [ -s "$work/nft.4" ] || [ -s "$work/nft.6" ]; then in_nft=$(chains_of "$work/nft.4" "$work/nft.6"); fi
-    if [ -s "$work/legacy.4" ] || [ -s "$work/legacy.6" ]; then in_legacy=$(chains_of "$work/legacy.4" "$work/legacy.6"); fi
-    flavour=$r_flavour
-    if [ -z "$flavour" ] || ! flavour_present "$flavour"; then
+    likely=$r_flavour
+    if [ -z "$likely" ] || ! flavour_present "$likely"; then
         plain_flavour
-        flavour=$plain
+        likely=$plain
     fi
+    for flavour in nft legacy; do
+        if [ "$flavour" = "$likely" ]; then text=$work/actual; else text=$work/other; fi
+        for fam in $FAMILIES; do
+            : >"$text.$fam"
+            ! flavour_present "$flavour" || iptables_save "$fam" >"$text.$fam" || unread="$ipt failed, so what the kernel has is not known: $(tail -n 1 "$work/save.err")"
+        done
+        if [ ! -s "$text.4" ] && [ ! -s "$text.6" ]; then continue; fi
+        case $flavour in
+            nft) in_nft=$(chains_of "$text.4" "$text.6") ;;
+            legacy) in_legacy=$(chains_of "$text.4" "$text.6") ;;
+        esac
+    done
+    flavour=$likely
     case $in_nft/$in_legacy in
         */ | kubelet/kubelet) [ -z "$in_nft" ] || [ -n "$in_legacy" ] || flavour=nft ;;
         /*) flavour=legacy ;;
@@ -84,9 +93,7 @@ iptables_read() {
     fi
     [ -z "$unread" ] || flavour_trouble=$unread
     case $flavour in nft | legacy) ;; *) die 2 "AKP_IPTABLES is \"$flavour\", not nft or legacy" ;; esac
-    for fam in $FAMILIES; do
-        if [ -s "$work/$flavour.$fam" ]; then mv "$work/$flavour.$fam" "$work/actual.$fam"; else : >"$work/actual.$fam"; fi
-    done
+    [ "$flavour" = "$likely" ] || for fam in $FAMILIES; do mv "$work/other.$fam" "$work/actual.$fam"; done
 }
 
 # Can a family be programmed? Where there is a table, yes; else it is tried in a throw-away network namespace, so that

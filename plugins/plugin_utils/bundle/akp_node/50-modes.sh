@@ -32,7 +32,8 @@ iptables_preflight() {
         family_works "$fam" || die 3 "missing kernel feature: the ipv$fam nat table for $ipt"
     done
     if conntrack_pending; then need conntrack conntrack; fi
-    if [ -n "$(counter_lines)" ]; then need nfacct nfacct; fi
+    counters_wanted
+    [ -z "$wanted" ] || need nfacct nfacct
 }
 
 # Does every table carry the bundle's marker and jumps?
@@ -161,12 +162,10 @@ iptables_markers() {
 iptables_remember() {
     for fam in $FAMILIES; do
         : >"$1/firewall.$fam"
-        : >"$1/chains.$fam"
         : >"$1/tables.$fam"
         [ "$flavour" != nft ] || iptables_inventory "$fam" >"$1/tables.$fam"
         [ -s "$work/actual.$fam" ] || continue
         iptables_firewall <"$work/actual.$fam" >"$1/firewall.$fam"
-        sed -n -e '/^\*/p' -e 's/^:\(KUBE-[^ ]*\) .*/\1/p' "$work/actual.$fam" >"$1/chains.$fam"
     done
 }
 

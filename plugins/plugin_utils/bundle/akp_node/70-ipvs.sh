@@ -262,7 +262,8 @@ ipvs_modules_load() {
     dry=
     [ "$1" != try ] || dry=-n
     set --
-    for name in $(ipvs_modules); do [ -d "/sys/module/$name" ] || set -- "$@" "$name"; done
+    ipvs_modules >"$work/modules" || die 3 "ipvs.rules cannot be read (is ${TMPDIR:-/tmp} full?)"
+    while read -r name; do [ -d "/sys/module/$name" ] || set -- "$@" "$name"; done <"$work/modules"
     if [ $# -eq 0 ] || modprobe -q $dry -a "$@" 2>/dev/null; then return 0; fi
     for name; do
         modprobe -q $dry "$name" 2>/dev/null || die 3 "missing kernel feature: module $name, which ipvs mode needs (it comes with the kernel's packages)"
@@ -559,7 +560,7 @@ ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"
 ipvs_let_go() {
     [ ! -e "$STATE/draining" ] || rm -f "$STATE/draining"
     [ -s "$1" ] || return 0
-    looks='' n=0
+    looks='' n=0 busy=' ' at=
     while read -r option server real told; do
         [ "$option" = -t ] || continue
         [ "$told" = 1 ] || printf '%s\n' "-e $option $server -r $real -m -w 0"
@@ -571,13 +572,30 @@ ipvs_let_go() {
     [ ! -s "$work/told" ] || ipvsadm -R <"$work/told" >/dev/null 2>&1 || :
     # One look at each virtual server concerned, or at all of them.
     case $n in
-        0) ;;
-        [1-4]) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done ;;
-        *) ipvsadm -Ln ;;
-    esac | awk -v draining="$STATE/draining" '
-        pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
-        !(($1, $2, $3) in busy) { print "-d " $1 " " $2 " -r " $3; next }
-        { print $1 " " $2 " " $3 " 1" > draining }' pass=1 - pass=2 "$1" >>"$2"
+        0) : >"$work/look" ;;
+        [1-4]) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done >"$work/look" ;;
+        *) ipvsadm -Ln >"$work/look" ;;
+    esac
+    if [ "$n" -gt 4 ]; then
+        awk -v draining="$STATE/draining" '
+            pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
+            !(($1, $2, $3) in busy) { print "-d " $1 " " $2 " -r " $3; next }
+            { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2"
+        return 0
+    fi
+    # The same by the shell itself, which for a few lines is the faster one.
+    while read -r first server _ _ active inactive; do
+        case $first in
+            TCP) at=$server ;;
+            '->') [ "$active$inactive" = 00 ] || busy="$busy$at=$server " ;;
+        esac
+    done <"$work/look"
+    while read -r option server real _; do
+        case $busy in
+            *" $server=$real "*) [ "$option" != -t ] || { printf '%s\n' "$option $server $real 1" >>"$STATE/draining"; continue; } ;;
+        esac
+        printf '%s\n' "-d $option $server -r $real"
+    done <"$1" >>"$2"
 }
 
 # Put sets, virtual servers and addresses back to what they were in the directory $1.
@@ -663,7 +681,11 @@ ipvs_drain() {
     ipvs_tool "$work/let-go" ipvsadm -R || warn "a real server that should go is still there: $(cat "$work/refused")"
 }
 
-ipvs_draining() { if [ -s "$STATE/draining" ]; then wc -l <"$STATE/draining"; else echo 0; fi; }
+# How many real servers wait for their connections to end, in $draining.
+ipvs_draining() {
+    draining=0
+    [ ! -s "$STATE/draining" ] || while read -r _; do draining=$((draining + 1)); done <"$STATE/draining"
+}
 
 ipvs_counts() { iptables_counts; }
 
@@ -672,7 +694,8 @@ ipvs_report() {
     read -r a b c d e f g h i j k l m _ <"$work/plan.ipvs/counts"
     printf '"sets": {"added": %d, "changed": %d, "removed": %d, "entriesAdded": %d, "entriesRemoved": %d}, ' "$a" "$b" "$c" "$d" "$e"
     printf '"servers": {"added": %d, "changed": %d, "removed": %d, "endpointsAdded": %d, "endpointsChanged": %d, "endpointsRemoved": %d}, ' "$f" "$g" "$h" "$i" "$j" "$k"
-    printf '"addresses": {"added": %d, "removed": %d}, "draining": %d, ' "$l" "$m" "$(ipvs_draining)"
+    ipvs_draining
+    printf '"addresses": {"added": %d, "removed": %d}, "draining": %d, ' "$l" "$m" "$draining"
 }
 
 ipvs_details() {

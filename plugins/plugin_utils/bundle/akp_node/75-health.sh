@@ -39,7 +39,7 @@ health_file() {
 
 # A change has come that is not in the kernel yet; since when is what health depends on.
 sync_begins() { [ -e "$STATE/queued" ] || true 2>/dev/null >"$STATE/queued" || :; }
-sync_ended() { [ ! -e "$STATE/queued" ] || rm -f "$STATE/queued"; }
+sync_ended() { outdated="$outdated queued"; }
 
 # Healthy, as kube-proxy means it: no change has waited for two periods. And what was applied is in the kernel still,
 # which kube-proxy would see to by itself.

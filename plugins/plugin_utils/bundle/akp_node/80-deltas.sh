@@ -127,7 +127,8 @@ keep_delta() {
 # Note the delta as applied.
 record_delta() {
     write_applied "$r_digest" "$number"
-    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/seen" ]; then rm -f "$STATE/unsettled" "$STATE/seen" "$STATE/queued"; fi
+    [ ! -e "$STATE/seen" ] || rm -f "$STATE/seen"
+    outdated="$outdated unsettled"
     if [ "$number" -ge "$DELTAS" ]; then settle store; fi
 }
 
@@ -400,8 +401,7 @@ ipvs_on_base() {
 }
 
 ipvs_delta() {
-    plan=$work/delta
-    mkdir "$plan"
+    plan=$work
     set --
     if [ -s "$STATE/draining" ]; then set -- pass=draining "$STATE/draining"; fi
     for name in ipset.rules ipvs.rules ip.batch iptables.rules ip6tables.rules; do

@@ -96,7 +96,7 @@ leave_ipvs() {
 }
 
 # Everything that apply would set has its value, by a cheap look.
-is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$r_unset_sysctls")" ] && [ -z "$(counters_missing)" ]; }
+is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$r_unset_sysctls")" ] && counters_missing && [ -z "$missing" ]; }
 
 # How many words $1 has, in $words.
 count_words() {
@@ -111,7 +111,11 @@ print_change() {
     if [ -n "$flavour" ]; then printf '"flavour": "%s", ' "$flavour"; else printf '"flavour": null, '; fi
     printf '"generation": "%s", ' "$generation"
     if [ -n "$previous" ]; then printf '"previous": "%s", ' "$previous"; else printf '"previous": null, '; fi
-    if [ -d "$work/plan.4" ]; then printf '"chains": {%s}, ' "$("${mode}_counts")"; fi
+    if [ -d "$work/plan.4" ]; then
+        printf '"chains": {'
+        "${mode}_counts"
+        printf '}, '
+    fi
     count_words "$made_counters"
     printf '"sysctls": %d, "counters": %d, "flows": %d, ' "$changed_sysctls" "$words" "$flows"
     if [ -e "$work/plan.ipvs/counts" ]; then ipvs_report; fi
@@ -138,7 +142,8 @@ verb_check() {
     "${mode}_compare"
     sysctls_differ "$r_unset_sysctls" >"$work/sysctls"
     changed_sysctls=$(wc -l <"$work/sysctls")
-    made_counters=$(counters_missing)
+    counters_missing
+    made_counters=$missing
     conntrack_apply count
     if "${mode}_pending" || [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$r_generation" != "$generation" ]; then
         print_change true
@@ -179,7 +184,8 @@ verb_status() {
             [ -z "$flavour_trouble" ] || warn "$flavour_trouble"
             "${mode}_compare"
             sysctls_differ "$r_unset_sysctls" >"$work/sysctls"
-            counters_missing >"$work/counters"
+            counters_missing
+            for name in $missing; do printf '%s\n' "$name"; done >"$work/counters"
             drift=$(cat "$work"/plan.*/detail "$work/sysctls" "$work/counters" | wc -l)
         fi
     fi
@@ -362,10 +368,9 @@ verb_cleanup() {
         done
     fi
     [ -n "$undoing" ] || confirm_disarm
-    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull"
+    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull" "$STATE/queued"
     confirm_disarm
     rm -f "$STATE/lock"
-    sync_ended
     health_leave
     # Where releases are asked for, an old one must not count again.
     if ! signed_only; then rm -f "$STATE/counter" "$STATE/counter.new"; fi
@@ -383,8 +388,9 @@ verb_drain() {
     lock
     mode=$r_mode
     [ "$mode" != ipvs ] || ipvs_drain
+    ipvs_draining
     elapsed
-    printf '{"verb": "drain", "ok": true, "draining": %d, "seconds": %s, "warnings": [%s]}\n' "$(ipvs_draining)" "$elapsed" "$warnings"
+    printf '{"verb": "drain", "ok": true, "draining": %d, "seconds": %s, "warnings": [%s]}\n' "$draining" "$elapsed" "$warnings"
 }
 
 # Put sysctls back, except one that somebody changed since we set it.
@@ -452,7 +458,7 @@ main() {
     # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
     case $verb in apply | check | pull) check_settings ;; esac
     # Without one of these a question would be answered wrongly somewhere.
-    for name in awk sed grep sha256sum cp mv rm mkdir mktemp cat cmp wc tr cut head date; do has "$name" || die 3 "missing tool: $name"; done
+    for name in awk sed grep sha256sum cp mv rm mkdir cat cmp wc tr cut head date; do has "$name" || die 3 "missing tool: $name"; done
     case $verb in ask | await | health) ;; *) make_work ;; esac
     read_record
     "verb_$verb" "$operand"
