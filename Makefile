@@ -60,7 +60,8 @@ controlplane:  ## kube-apiserver and kube-proxy, compiled once (Go); KUBERNETES=
 	@tests/controlplane/build $(KUBERNETES)
 
 conformance: setup controlplane  ## the rules of a real kube-proxy against ours (root)
-	@$(BIN)/pytest -q -m 'not soak' tests/conformance
+	@# What needs no control plane is part of `make test`.
+	@$(BIN)/pytest -q --numprocesses 2 --dist loadfile -m 'controlplane and not soak' tests/conformance
 	@$(BIN)/python -m tests.conformance $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(ARGS)
 
 record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
