@@ -36,7 +36,7 @@ def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterato
         host = ControlHost(lab, directory / "control", mode)
         # Each mode has another third of them.
         yield from control_faults(host, 3 * thin, shift + MODES.index(mode))
-        yield from session_faults(host, 8 // thin)
+        yield from session_faults(host, max(1, 8 // thin))
 
 
 def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
