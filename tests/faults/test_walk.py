@@ -50,6 +50,10 @@ def test_two_carriers_take_turns(site: Site) -> None:
     assert trouble(conditions.carriers(site, 1)) == (1, [])
 
 
+def test_a_push_meets_a_pull(site: Site) -> None:
+    assert trouble(conditions.push_and_pull(site, 2)) == (2, [])
+
+
 def test_a_record_that_was_not_finished_is_finished_by_the_next_run(site: Site) -> None:
     """Killed between the new record and the end of what it replaces: once that stayed so for ever."""
     move = prepare(site, "apply")
