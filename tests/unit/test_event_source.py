@@ -76,8 +76,9 @@ def test_the_first_event_is_for_all_and_the_next_for_those_that_are_concerned(se
 
 
 def test_all_nodes_are_looked_at_again_after_a_while(server: Server) -> None:
-    _first, again = asyncio.run(events(server, lambda: None, sync_period=0.5))
-    assert again == {"everywhere": True, "nodes": [], "hosts": "", "objects": []}
+    # On a busy machine the first period is over before the first list has come.
+    _first, *more = asyncio.run(events(server, lambda: None, lambda: None, sync_period=0.5))
+    assert {"everywhere": True, "nodes": [], "hosts": "", "objects": []} in more
 
 
 def test_missing_rights_end_the_rulebook_with_a_reason(server: Server) -> None:
