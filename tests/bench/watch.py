@@ -45,8 +45,10 @@ def measures(tmp: Path) -> Iterator[Measure]:
             many = _ours(plane, changed, tmp / "many", MANY)
     size = f"{SERVICES:,} x {ENDPOINTS}, {MODE}, one endpoint, API write to kernel"
     yield Measure(f"{size}: akp watch, {FEW} nodes over ssh", few, "a second", 1.0, 1.0)
-    yield Measure(f"{size}: akp watch, {MANY} nodes over ssh", many, f"akp watch, {FEW} nodes", few, 8.0)
-    # Not a bar: one resident process on one node against ssh to all of them.
+    yield Measure(f"{size}: akp watch, {MANY} nodes over ssh", many, "a second", 1.0, 8.0)
+    # Not bars: all nodes share the cores of this machine, so more of them take longer here and not elsewhere; and one
+    # resident process on one node is no match for ssh to all of them.
+    yield Measure(f"{size}: akp watch, {MANY} nodes over ssh", many, f"akp watch, {FEW} nodes", few, float("inf"))
     yield Measure(f"{size}: akp watch, {FEW} nodes over ssh", few, "kube-proxy on one node", theirs, float("inf"))
 
 

@@ -25,7 +25,7 @@ def ssh_options(state: Path) -> dict[str, str]:
         "StrictHostKeyChecking": "yes",
         "BatchMode": "yes",
         "LogLevel": "ERROR",
-        # The one that OpenSSH 9 prefers, sntrup761, takes a tenth of a second of each side's CPU per connection.
+        # The one that OpenSSH 9 prefers, sntrup761, takes a tenth of a second of the controller's CPU per connection.
         "KexAlgorithms": "curve25519-sha256",
     }
 
