@@ -151,7 +151,8 @@ def test_service_ports_that_change_are_told_and_limited(host: Host, tmp_path: Pa
 
 def test_a_delta_comes_on_stdin_too(host: Host, tmp_path: Path) -> None:
     old, new = shop(host, "10.244.1.1"), shop(host, "10.244.1.2")
-    host.apply(write(old, tmp_path / "a"))
+    whole = write(old, tmp_path / "a")
+    host.apply(whole)
     bundle = change(old, new, tmp_path / "d")
     packed = tmp_path / "packed"
     files = sorted(each for each in bundle.iterdir())
@@ -159,7 +160,7 @@ def test_a_delta_comes_on_stdin_too(host: Host, tmp_path: Path) -> None:
         "".join(f"== {each.name} {each.read_text().count(chr(10))}\n{each.read_text()}" for each in files) + "==\n"
     )
     subprocess.run(["gzip", packed], check=True)
-    answer = host.sh(f"sh {bundle}/akp-node apply - <{packed}.gz")
+    answer = host.sh(f"sh {whole}/akp-node apply - <{packed}.gz")
     assert json.loads(answer)["generation"] == new.generation
 
 

@@ -138,7 +138,6 @@ def test_a_delta_bundle_names_the_generation_that_it_is_made_for(tmp_path: Path)
     manifest = json.loads((tmp_path / "n1" / "manifest.json").read_text())
     assert (manifest["kind"], manifest["base"], manifest["generation"]) == ("Delta", old.generation, new.generation)
     assert set(manifest["files"]) == {
-        "akp-node",
         "conntrack.udp.diff",
         "ip6tables.rules",
         "iptables.rules",

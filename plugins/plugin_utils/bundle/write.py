@@ -28,9 +28,8 @@ def write_bundle(state: State, directory: Path) -> None:
 
 
 def write_delta(change: Delta, state: State, directory: Path) -> None:
-    """The bundle that turns a node's base generation into a new one."""
-    fields, contents = delta_parts(change, state)
-    _write(directory, fields, [*contents, (PROGRAM, node_program())])
+    """What turns a node's base generation into a new one; the node has the program that applied the base."""
+    _write(directory, *delta_parts(change, state))
 
 
 def bundle_parts(state: State) -> Parts:
@@ -97,7 +96,8 @@ def _write(directory: Path, fields: dict[str, Any], contents: Iterable[tuple[str
             data = content.encode()
             (staged / name).write_bytes(data)
             digests[name] = sha256(data)
-        (staged / PROGRAM).chmod(0o755)
+        if PROGRAM in digests:
+            (staged / PROGRAM).chmod(0o755)
         (staged / FILE).write_text(manifest_text({**fields, "files": digests}), encoding="utf-8")
         if directory.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))

@@ -217,6 +217,7 @@ verb_await() {
     # It is noted as soon as this process is known to be there.
     for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
         [ "$(unconfirmed token)" != "$1" ] || break
+        [ -e "$STATE/undo.pid" ] || return 0    # confirmed that quickly, or never begun
         sleep 0.2 2>/dev/null || sleep 1
     done
     tries=0
