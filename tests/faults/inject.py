@@ -7,6 +7,7 @@ or the tool fails. So a run can be cut at every point where anything outside the
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import stat
@@ -67,7 +68,8 @@ class Steps:
     """The tools as steps, in a directory of their own."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory = self._log = directory
+        self._runs = itertools.count(1)
         self.tools = directory / "bin"
         self.tools.mkdir(parents=True)
         for name in TOOLS:
@@ -78,17 +80,13 @@ class Steps:
                 script.chmod(script.stat().st_mode | stat.S_IXUSR)
 
     def environment(self, fault: Fault | None) -> dict[str, str]:
-        """For a run with this fault; the count begins anew."""
-        shutil.rmtree(self._log, ignore_errors=True)
+        """For a run with this fault; the count begins anew, elsewhere, as an undo of an earlier run may still count."""
+        self._log = self.directory / f"log-{next(self._runs)}"
         self._log.mkdir()
         env = {"PATH": f"{self.tools}:{os.environ['PATH']}", "AKP_STEPS": str(self._log), "AKP_FAULT_STEP": "0"}
         if fault:
             env |= {"AKP_FAULT": fault.kind, "AKP_FAULT_STEP": str(fault.step)}
         return env
-
-    @property
-    def _log(self) -> Path:
-        return self.directory / "log"
 
     @property
     def fired(self) -> str:

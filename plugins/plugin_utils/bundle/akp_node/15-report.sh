@@ -120,16 +120,16 @@ elapsed() {
 # A private work directory that goes away with the process. Whatever ends the process, it answers first.
 # Its name is nobody's to guess, and mkdir takes nothing that is there: no need for mktemp and one more process.
 make_work() {
+    trap 'leave "$?"' EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
     read -r name </proc/sys/kernel/random/uuid
     mkdir "${TMPDIR:-/tmp}/akp-node.$name" "${TMPDIR:-/tmp}/akp-node.$name/bundle" || {
         rmdir "${TMPDIR:-/tmp}/akp-node.$name" 2>/dev/null || :
         die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
     }
     work=${TMPDIR:-/tmp}/akp-node.$name
-    trap 'leave "$?"' EXIT
-    trap 'exit 129' HUP
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
 }
 
 # The end of every run. One that stops in the middle says so: what it had begun, the next apply completes.

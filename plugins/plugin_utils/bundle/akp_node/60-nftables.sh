@@ -229,9 +229,11 @@ nft_is_recorded() {
 
 # Has every family of a file ($2) the marker ($1), and no other family any?
 nft_marked() {
-    wanted=$(nft_families_of "$2" | tr '\n' ' ')
+    # A file that cannot be read is not one without families: an empty kernel would fit it.
+    wanted=$(nft_families_of "$2") || return 1
     for f in $NFT_FAMILIES; do
-        case " $wanted" in *" $f "*) marker=$1 ;; *) marker='' ;; esac
+        marker=
+        for family in $wanted; do [ "$family" != "$f" ] || marker=$1; done
         [ "$(nft_marker "$f")" = "$marker" ] || return 1
     done
 }
