@@ -13,6 +13,7 @@ import pytest
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
+from tests.lab.program import PROGRAM
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
 from tests.unit.build import node, port, render, service, slice_of
@@ -147,6 +148,27 @@ def test_service_ports_that_change_are_told_and_limited(host: Host, tmp_path: Pa
     assert sorted(names) == sorted(
         [("+", "shop/web", "dns"), ("-", "shop/cart", "http"), ("-", "shop/web", "dns"), ("-", "shop/web", "http")]
     )
+
+
+def test_an_answer_that_nobody_reads_leaves_nothing_undone(host: Host, tmp_path: Path) -> None:
+    old, new = shop(host, "10.244.1.1"), shop(host, "10.244.1.2")
+    shell = "busybox ash" if host.shell == "busybox" else "dash"
+    for made, directory in (old, write(old, tmp_path / "a")), (new, change(old, new, tmp_path / "d")):
+        host.sh(f"{shell} {PROGRAM} apply {directory} 2>/dev/null | :", check=False)
+        status = host.akp("ask").json["status"]
+        assert (status["state"], status["generation"]) == ("applied", made.generation)
+        assert not {"queued", "unsettled"} & {file.name for file in host.state.iterdir()}
+        assert [*host.directory.glob("akp-node.*")] == []
+
+
+def test_what_was_repaired_is_answered_quickly_again(host: Host, tmp_path: Path) -> None:
+    whole = write(shop(host, "10.244.1.1"), tmp_path / "a")
+    host.apply(whole)
+    chain = {"iptables": "$ipt -t nat -F KUBE-POSTROUTING", "nftables": "nft flush chain ip kube-proxy nat-postrouting"}
+    host.sh(chain[host.mode])
+    assert host.akp("ask").json["status"].get("quick") is None
+    assert host.apply(whole, "--verify")["changed"] is True
+    assert host.akp("ask").json["status"]["quick"] is True
 
 
 def test_a_delta_comes_on_stdin_too(host: Host, tmp_path: Path) -> None:

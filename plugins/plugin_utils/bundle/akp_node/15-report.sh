@@ -124,17 +124,16 @@ make_work() {
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    # Nobody reads the answer any more: what was begun is still brought to its end.
+    trap 'exit 141' PIPE
     read -r name </proc/sys/kernel/random/uuid
-    mkdir "${TMPDIR:-/tmp}/akp-node.$name" "${TMPDIR:-/tmp}/akp-node.$name/bundle" || {
-        rmdir "${TMPDIR:-/tmp}/akp-node.$name" 2>/dev/null || :
-        die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
-    }
     work=${TMPDIR:-/tmp}/akp-node.$name
+    mkdir "$work" "$work/bundle" || die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
 }
 
 # The end of every run. One that stops in the middle says so: what it had begun, the next apply completes.
 leave() {
-    trap '' HUP INT TERM
+    trap '' HUP INT TERM PIPE
     if [ -n "$new_arm" ] && [ -n "$answered" ] && [ "$1" != 0 ]; then confirm_failed; fi
     metrics_write "$1" || :
     code=$1
@@ -143,7 +142,7 @@ leave() {
     rm -rf "$@"
     [ -z "$answered" ] || exit "$code"
     case $code in
-        129 | 130 | 143) die "$code" "ended by a signal" ;;
+        129 | 130 | 141 | 143) die "$code" "ended by a signal" ;;
         *) die 3 "ended in the middle, see the messages above (is a disk full?)" ;;
     esac
 }

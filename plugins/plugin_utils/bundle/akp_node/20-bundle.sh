@@ -162,6 +162,7 @@ guard() {
     # For some awks a line ends there, for the tool that reads it next it may not.
     [ -z "$blind" ] || cat "$bundle"/*.* | tr -c -d '\000' | cmp -s - /dev/null || die 2 "a file of the bundle has a byte that is no text"
     "${mode}_guard"
+    guard_lines services.jsonl '!/^\{.*\}$/ { refuse("not a line of JSON") }'
     guard_lines sysctls.conf '
         BEGIN { n = split(ENVIRON["SYSCTLS"], a, " "); for (i = 1; i <= n; i++) ok[a[i]] = 1 }
         /^#/ || /^$/ { next }

@@ -274,7 +274,7 @@ sysctls_undo() {
 counters_wanted() {
     wanted=
     [ -e "$bundle/nfacct.rules" ] || return 0
-    while read -r name; do case $name in '' | '#'*) ;; *) wanted="$wanted $name" ;; esac; done <"$bundle/nfacct.rules"
+    while read -r name || [ -n "$name" ]; do case $name in '' | '#'*) ;; *) wanted="$wanted $name" ;; esac; done <"$bundle/nfacct.rules"
 }
 
 counter_exists() { nfacct get "$1" >/dev/null 2>&1; }

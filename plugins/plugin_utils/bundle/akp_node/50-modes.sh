@@ -96,9 +96,9 @@ iptables_commit() { iptables_carry_out; }
 iptables_counts() {
     comma=
     for fam in $FAMILIES; do
-        read -r added changed removed same moved <"$work/plan.$fam/counts"
+        read -r new other gone same moved <"$work/plan.$fam/counts"
         printf '%s"ipv%s": {"added": %d, "changed": %d, "removed": %d, "same": %d, "jumps": %d}' \
-            "$comma" "$fam" "$added" "$changed" "$removed" "$same" "$moved"
+            "$comma" "$fam" "$new" "$other" "$gone" "$same" "$moved"
         comma=', '
     done
 }

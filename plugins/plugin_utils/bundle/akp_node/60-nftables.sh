@@ -639,9 +639,9 @@ nftables_commit() {
 nftables_counts() {
     comma=
     for fam in $FAMILIES; do
-        read -r added changed removed same more fewer <"$work/plan.$fam/counts"
+        read -r new other gone same more fewer <"$work/plan.$fam/counts"
         printf '%s"ipv%s": {"added": %d, "changed": %d, "removed": %d, "same": %d, "elementsAdded": %d, "elementsRemoved": %d}' \
-            "$comma" "$fam" "$added" "$changed" "$removed" "$same" "$more" "$fewer"
+            "$comma" "$fam" "$new" "$other" "$gone" "$same" "$more" "$fewer"
         comma=', '
     done
 }

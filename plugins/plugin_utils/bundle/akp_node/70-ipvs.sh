@@ -560,7 +560,7 @@ ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"
 ipvs_let_go() {
     [ ! -e "$STATE/draining" ] || rm -f "$STATE/draining"
     [ -s "$1" ] || return 0
-    looks='' n=0 busy=' ' at=
+    looks='' n=0 busy=' ' at='' unknown=0
     while read -r option server real told; do
         [ "$option" = -t ] || continue
         [ "$told" = 1 ] || printf '%s\n' "-e $option $server -r $real -m -w 0"
@@ -574,12 +574,12 @@ ipvs_let_go() {
     case $n in
         0) : >"$work/look" ;;
         [1-4]) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done >"$work/look" ;;
-        *) ipvsadm -Ln >"$work/look" ;;
+        *) ipvsadm -Ln >"$work/look" 2>/dev/null || unknown=1 ;;
     esac
     if [ "$n" -gt 4 ]; then
-        awk -v draining="$STATE/draining" '
+        awk -v draining="$STATE/draining" -v unknown="$unknown" '
             pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
-            !(($1, $2, $3) in busy) { print "-d " $1 " " $2 " -r " $3; next }
+            !(($1, $2, $3) in busy) && (!unknown || $1 != "-t") { print "-d " $1 " " $2 " -r " $3; next }
             { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2"
         return 0
     fi

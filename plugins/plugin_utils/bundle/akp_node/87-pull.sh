@@ -28,6 +28,7 @@ verb_pull() {
     now
     started=$now
     pull_lock
+    read_record
     PULL=$STATE/pull
     fetched='' reason='' healed=false bytes=0 by_delta=false
     fetch_release

@@ -369,6 +369,7 @@ verb_cleanup() {
     fi
     [ -n "$undoing" ] || confirm_disarm
     rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull" "$STATE/queued"
+    read_record
     confirm_disarm
     rm -f "$STATE/lock"
     health_leave
@@ -453,14 +454,14 @@ main() {
         status | facts | restore | cleanup | drain | ask | pull) [ -z "$operand" ] || die 2 "$verb takes no argument" ;;
         *) die 2 "unknown verb \"$verb\", see akp-node --help" ;;
     esac
-    # Of a process that root owns; a process to ask would be one too many.
-    [ -O /proc/1 ] || [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
+    # What root owns tells without a process; where it does not, as in a user namespace, id does.
+    [ -O /proc/sys ] || [ "$(id -u)" = 0 ] || die 3 "$verb needs root"
     # Rules must come back after a reboot, and go when they shall, whatever somebody wrote there.
     case $verb in apply | check | pull) check_settings ;; esac
     # Without one of these a question would be answered wrongly somewhere.
     for name in awk sed grep sha256sum cp mv rm mkdir cat cmp wc tr cut head date; do has "$name" || die 3 "missing tool: $name"; done
-    case $verb in ask | await | health) ;; *) make_work ;; esac
     read_record
+    case $verb in ask | await | health) ;; *) make_work ;; esac
     "verb_$verb" "$operand"
     answered=1
 }
