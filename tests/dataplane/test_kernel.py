@@ -15,6 +15,7 @@ from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.lab.program import PROGRAM
 from tests.node.host import Host
 from tests.unit.build import Object, dual_stack, port, render, service, slice_of
 from tests.unit.clusters import CONFIGS, clusters
@@ -122,8 +123,9 @@ NO_SYSCTLS: Object = {"conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0
 
 
 def applied(host: Host, bundle: Path, *options: str) -> dict[str, Any]:
-    """What the bundle's own program answers to apply."""
-    result = host.akp("apply", *options, bundle, program=bundle / "akp-node")
+    """What the bundle's own program answers to apply; a delta has none."""
+    own = bundle / "akp-node"
+    result = host.akp("apply", *options, bundle, program=own if own.exists() else PROGRAM)
     assert result.code == 0, result.stdout + result.stderr
     return result.json
 

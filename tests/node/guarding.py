@@ -22,7 +22,7 @@ while read -r dir; do
     (
         set -e
         work=$dir.work
-        mkdir "$work"
+        mkdir "$work" "$work/bundle"
         open_bundle "$dir"
         if [ "$kind" = Delta ]; then guard_delta; else guard; fi
     ) </dev/null >"$dir.answer" 2>/dev/null

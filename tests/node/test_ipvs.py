@@ -20,6 +20,7 @@ from agentless_kube_proxy.proxy.config import with_schedulers
 
 from tests.lab import Lab
 from tests.lab.place import REFUSED, Connection, Reply
+from tests.lab.program import PROGRAM
 from tests.node.ipvs import SYSCTLS, World, generation, rules, wanted
 from tests.unit.build import Object, endpoint, node, port, service, slice_of, view
 
@@ -467,7 +468,7 @@ def test_a_delta_for_another_generation_is_not_taken_and_a_run_that_was_killed_i
     world.apply(first, "--verify")
     # killed while the servers were on their way
     world.node.run(
-        ["sh", "-c", f"sh {change}/akp-node apply {change} & p=$!; "
+        ["sh", "-c", f"sh {PROGRAM} apply {change} & p=$!; "
          "until iptables-save -t nat | grep -q "f"{second.generation}; do :; done; kill -9 $p; wait $p || :"],
         timeout=120,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -200,7 +201,7 @@ def _broken(objects: list[Any], breaks: list[tuple[int, int, Any]], strangers: l
         *parents, last = places[where % len(places)]
         for key in parents:
             target = target[key]
-        target[last] = what
+        target[last] = copy.deepcopy(what)  # one that is drawn twice would else be put into itself
     return [*broken, *strangers, n1, n2, n3]
 
 
