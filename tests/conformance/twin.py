@@ -144,7 +144,7 @@ class Twin:
             compat=self.compat, output=str(bundle),
         )  # fmt: skip
         state = f"AKP_STATE={self.folder}/state"
-        apply = ["env", state, "sh", str(bundle / "akp-node"), "apply", str(bundle)]
+        apply = ["env", state, "sh", str(PROGRAM), "apply", str(bundle)]
         self._run(self.ours.command(apply))
 
     def _run(self, argv: Sequence[str]) -> str:
