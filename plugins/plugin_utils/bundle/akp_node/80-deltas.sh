@@ -461,7 +461,7 @@ ipvs_delta() {
     ipvs_settings || { ipvs_to_record; return 1; }
     ipvs_add "$plan" || { ipvs_to_record; return 1; }
     ipvs_let_go "$plan/leaving" "$plan/servers.del"
-    ipvs_del "$plan" || warn "something that should go is still there: $(cat "$work/refused")"
+    ipvs_del "$plan" || { ipvs_to_record; return 1; }
 }
 
 # The timeouts of the delta, if it has any.
