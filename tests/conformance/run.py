@@ -129,21 +129,6 @@ class Runner:
     def case(self, cluster: Cluster) -> Case:
         """One cluster: first state, packets, history; ends at the first difference."""
         case, started = Case(cluster), time.monotonic()
-        self._try(cluster, case)
-        if case.failures and case.comparisons == 1:
-            # A kube-proxy that begins before it knows its node's zone keeps to that until something changes: once more.
-            print(
-                f"{cluster.mode:9} seed {cluster.seed:<5} differs at first, both begin again\n{case.failures[0]}",
-                flush=True,
-            )
-            case.failures.clear()
-            self._try(cluster, case)
-        if case.failures and self.settings.shrink_seconds:
-            case.failures.append(self._shrunk(*self._last))
-        case.seconds = time.monotonic() - started
-        return case
-
-    def _try(self, cluster: Cluster, case: Case) -> None:
         self._last = (cluster, cluster)
         try:
             self._live(cluster, case)
@@ -151,6 +136,10 @@ class Runner:
             case.failures.append(f"{type(error).__name__}: {error}")
         finally:
             self.twin.stop()
+        if case.failures and self.settings.shrink_seconds:
+            case.failures.append(self._shrunk(*self._last))
+        case.seconds = time.monotonic() - started
+        return case
 
     def _live(self, cluster: Cluster, case: Case) -> None:
         self.twin.start(cluster)

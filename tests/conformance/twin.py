@@ -60,6 +60,8 @@ class Twin:
         self._renderer = Renderer(self.plane.namespace, self.plane.kubeconfig(self.folder / "akp.kubeconfig", "akp"))
         self._proxy: KubeProxy | None = None
         self._applied = 0
+        # A kube-proxy that begins before it knows its node's zone keeps to that until all is synced again.
+        self._first = True
 
     def close(self) -> None:
         try:
@@ -71,7 +73,7 @@ class Twin:
 
     def start(self, cluster: Cluster) -> None:
         """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
-        self._applied = 0
+        self._applied, self._first = 0, True
         self.plane.load([*cluster.objects, *self.sentinel.objects()])
         addresses = [*internal_addresses(cluster.own_node()), *cluster.extra]
         others = [a for node in cluster.of("Node") for a in internal_addresses(node)]
@@ -160,13 +162,14 @@ class Twin:
         result = self._compare_now(cluster)
         for attempt in range(patience):
             if not result.differences:
-                return result
+                break
             time.sleep(0.4 * (attempt + 1))
             self.catch_up(cluster)
             result = self._compare_now(cluster)
-        if result.differences and _needs_full_sync(cluster, result.differences):
+        if result.differences and (self._first or _needs_full_sync(cluster, result.differences)):
             self.restart_proxy(cluster)
             result = self._compare_now(cluster)
+        self._first = False
         return result
 
     def _compare_now(self, cluster: Cluster) -> Comparison:

@@ -560,7 +560,7 @@ ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"
 ipvs_let_go() {
     [ ! -e "$STATE/draining" ] || rm -f "$STATE/draining"
     [ -s "$1" ] || return 0
-    looks='' n=0 busy=' ' at='' unknown=0
+    looks='' n=0 unknown=0
     while read -r option server real told; do
         [ "$option" = -t ] || continue
         [ "$told" = 1 ] || printf '%s\n' "-e $option $server -r $real -m -w 0"
@@ -576,26 +576,10 @@ ipvs_let_go() {
         [1-4]) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done >"$work/look" ;;
         *) ipvsadm -Ln >"$work/look" 2>/dev/null || unknown=1 ;;
     esac
-    if [ "$n" -gt 4 ]; then
-        awk -v draining="$STATE/draining" -v unknown="$unknown" '
-            pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
-            !(($1, $2, $3) in busy) && (!unknown || $1 != "-t") { print "-d " $1 " " $2 " -r " $3; next }
-            { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2"
-        return 0
-    fi
-    # The same by the shell itself, which for a few lines is the faster one.
-    while read -r first server _ _ active inactive; do
-        case $first in
-            TCP) at=$server ;;
-            '->') [ "$active$inactive" = 00 ] || busy="$busy$at=$server " ;;
-        esac
-    done <"$work/look"
-    while read -r option server real _; do
-        case $busy in
-            *" $server=$real "*) [ "$option" != -t ] || { printf '%s\n' "$option $server $real 1" >>"$STATE/draining"; continue; } ;;
-        esac
-        printf '%s\n' "-d $option $server -r $real"
-    done <"$1" >>"$2"
+    awk -v draining="$STATE/draining" -v unknown="$unknown" '
+        pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
+        !(($1, $2, $3) in busy) && (!unknown || $1 != "-t") { print "-d " $1 " " $2 " -r " $3; next }
+        { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2"
 }
 
 # Put sets, virtual servers and addresses back to what they were in the directory $1.

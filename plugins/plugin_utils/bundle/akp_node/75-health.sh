@@ -192,14 +192,12 @@ utc() { date -u -d "@$1" +%Y-%m-%dT%H:%M:%SZ; }
 
 # Keep the socket units in step with what was applied. What goes wrong here is a warning: the rules are in.
 health_sync() {
-    if ! has_settings; then
-        health_leave
-        return 0
-    fi
-    case $(setting health none) in
+    wanted=none
+    ! has_settings || wanted=$(setting health none)
+    case $wanted in
         systemd) ;;
         none) health_leave; return 0 ;;
-        *) warn "setting health is systemd or none, not \"$(setting health)\""; return 0 ;;
+        *) warn "setting health is systemd or none, not \"$wanted\""; return 0 ;;
     esac
     if ! has systemctl || [ ! -d /run/systemd/system ]; then
         warn "setting health is systemd, but systemd does not run here"

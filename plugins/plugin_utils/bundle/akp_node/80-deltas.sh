@@ -118,7 +118,7 @@ keep_delta() {
     kept_now=$STATE/deltas/$number
     # What the record does not count is not there, so it need not appear whole at once.
     [ ! -e "$kept_now" ] || rm -rf "$kept_now"
-    { mkdir -p "$kept_now" && cp "$bundle"/*.* "$kept_now"; } || {
+    { { [ -d "$STATE/deltas" ] || mkdir "$STATE/deltas"; } && cp -R "$bundle" "$kept_now"; } || {
         rm -rf "$kept_now"
         die 3 "the delta cannot be kept in $STATE (is the disk full?)"
     }

@@ -108,9 +108,12 @@ count_words() {
 print_change() {
     print_services
     printf '{"verb": "%s", "ok": true, "changed": %s, "node": "%s", "mode": "%s", ' "$verb" "$1" "$node" "$mode"
-    if [ -n "$flavour" ]; then printf '"flavour": "%s", ' "$flavour"; else printf '"flavour": null, '; fi
-    printf '"generation": "%s", ' "$generation"
-    if [ -n "$previous" ]; then printf '"previous": "%s", ' "$previous"; else printf '"previous": null, '; fi
+    # Not in a subshell each: a process is one too many.
+    printf '"flavour": '
+    json_or_null "$flavour"
+    printf ', "generation": "%s", "previous": ' "$generation"
+    json_or_null "$previous"
+    printf ', '
     if [ -d "$work/plan.4" ]; then
         printf '"chains": {'
         "${mode}_counts"
