@@ -54,11 +54,13 @@ def disks(site: Site) -> Iterator[Finding]:
             TMPDIR=str(small),
         )
     state, copy = site.host.state, site.host.directory / "copy"
-    for spare in (0, 8, 40, 120):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(state, copy)
-        used = sum((file.stat().st_size + 4095) // 4096 * 4 + 4 for file in copy.rglob("*"))
-        mount = f'mount -t tmpfs -o size={used + spare}k none {state} && cp -a {copy}/. {state}/ && exec "$@"'
+    for spare in (0, 4, 8, 16, 32, 128):
+        mount = (
+            f"rm -rf {copy}; cp -a {state} {copy}; mount -t tmpfs -o size=2m none {state}; cp -a {copy}/. {state}/; "
+            f'for kept in {state}/bundles/*; do grep -q "${{kept##*/}}" {state}/applied || rm -rf "$kept"; done; '
+            f"dd if=/dev/zero of={state}/other bs=1k 2>/dev/null; truncate -s -{spare}k {state}/other; "
+            'exec "$@"'
+        )
         yield from _one(
             site,
             "apply",
@@ -73,10 +75,8 @@ def disks(site: Site) -> Iterator[Finding]:
 
 def tools(site: Site) -> Iterator[Finding]:
     """Tools that are not there, by name."""
-    own = (
-        ["nft"]
-        if site.mode == "nftables"
-        else [f"{ip}tables-{site.host.flavour}-{v}" for ip in ("ip", "ip6") for v in ("save", "restore")]
+    own = {"nftables": ["nft"], "ipvs": ["ipvsadm", "ipset", "ip"]}.get(
+        site.mode, [f"{ip}tables-{site.host.flavour}-{v}" for ip in ("ip", "ip6") for v in ("save", "restore")]
     )
     for tool in (*TOOLS, *own):
         real = shutil.which(tool)
@@ -104,11 +104,12 @@ def modules(site: Site) -> Iterator[Finding]:
             (lacking / "nft").chmod(0o755)
             yield from _one(site, "apply", "missing module", word.strip(), PATH=f"{lacking}:{os.environ['PATH']}")
     else:
-        for name in ("statistic", "recent", "comment", "conntrack", "MARK"):
+        iptables = ("statistic", "recent", "comment", "conntrack", "MARK")
+        for name in ("set", "comment", "MARK") if site.mode == "ipvs" else iptables:
             library = next(Path("/usr/lib").glob(f"*/xtables/libxt_{name}.so"))
             mount = f'mount --bind /dev/null {library} && exec "$@"'
             yield from _one(site, "apply", "missing module", name, prefix=("unshare", "-m", "sh", "-c", mount, "sh"))
-    if not Path("/proc/net/ip_vs").exists():
+    if site.mode != "ipvs" and not Path("/proc/net/ip_vs").exists():
         move = prepare(site, "apply")
         made = site.host.directory / "ipvs"
         write_bundle(render(*objects(move.new), mode="ipvs", conntrack=NO_SYSCTLS), made)
@@ -191,14 +192,14 @@ def _both(site: Site, move: Move, kind: str, where: str, result: Result) -> Find
     return dataclasses.replace(found, verb="apply", kind=kind)
 
 
-def unconfirmed(site: Site) -> Iterator[Finding]:
+def unconfirmed(site: Site, every: int = 4) -> Iterator[Finding]:
     """A change with a term is killed, and the node goes back by itself."""
     move = prepare(site, "apply")
     site.run(*move.arguments)
     calls = site.steps.taken()
     site.current = move.new
     steps = [number for number, call in enumerate(calls, 1) if changes_something(call)]
-    for step in steps[::4]:
+    for step in steps[::every]:
         move = prepare(site, "apply")
         result = site.run("apply", "--confirm-within", "1", *move.arguments[1:], fault=Fault("kill-after", step))
         if not site.steps.fired:

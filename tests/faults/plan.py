@@ -56,6 +56,10 @@ def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
 def inject_ipvs(site: LabSite, thin: int, shift: int = 0) -> Iterator[Finding]:
     """The same, thinner, as a kernel in a process takes its time; and connections that break."""
     yield from sessions(site)
+    for condition in (conditions.disks, conditions.memory, conditions.tools, conditions.modules, conditions.clock):
+        yield from condition(site)
+    yield from conditions.carriers(site)
+    yield from conditions.unconfirmed(site, 8)
     for number, verb in enumerate(VERBS, shift):
         yield from walk(site, verb, "kill-before", stride=10, thin=4 * thin, shift=number)
         yield from walk(site, verb, "kill-after", thin=4 * thin, shift=number)

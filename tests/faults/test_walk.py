@@ -17,7 +17,6 @@ from tests.faults.site import NOTHING, Site
 from tests.faults.views import halves, iptables_views, member_views, nftables_views
 from tests.faults.walk import Finding, examine, prepare, walk
 
-# One of so many steps; more than 1 to see whether a change did harm, not for the table.
 # One of so many steps is injected, and one of a third as many in ipvs mode, which has few anyway; 1 takes all of them,
 # and more than an hour.
 THIN = int(os.environ.get("AKP_THIN", "6"))

@@ -32,8 +32,10 @@ class LabHost:
     """What a Site asks of its host, for a node of the lab."""
 
     world: World
-    flavour: str = "nft"
+    directory: Path
+    flavour: str = "legacy"
     shell: str = "dash"
+    state: Path = Path("/var/lib/akp")
 
     def akp(self, *arguments: str | Path) -> Result:
         return self.world.akp(*arguments)
@@ -74,7 +76,7 @@ class LabSite(Site):
         self.world = World(lab, directory)
         v4, v6 = self.world.node.addresses
         lab.sh(f"ip route replace 10.96.0.0/16 via {v4}\nip -6 route replace fd00:10:96::/64 via {v6}\n")
-        self.host = LabHost(self.world)  # type: ignore[assignment]
+        self.host = LabHost(self.world, directory)  # type: ignore[assignment]
         self.mode = "ipvs"
         self.steps = LabSteps(directory / "steps", self.world)
         web = self.world.web

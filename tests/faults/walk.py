@@ -93,10 +93,10 @@ def heal(site: Site, move: Move) -> list[str]:
 def wait_for_undo(site: Site) -> list[str]:
     """Nobody does anything: the node itself goes back."""
     deadline = time.monotonic() + 90
-    while (site.host.state / "unconfirmed").exists():
+    while site.host.sh(f"[ ! -e {site.host.state}/unconfirmed ] || echo waits"):
         if time.monotonic() > deadline:
-            log = site.host.state / "undo.log"
-            return ["the node did not go back by itself: " + (log.read_text() if log.exists() else "no try")]
+            log = site.host.sh(f"cat {site.host.state}/undo.log || echo no try")
+            return [f"the node did not go back by itself: {log}"]
         time.sleep(0.1)
     return []
 

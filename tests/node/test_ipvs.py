@@ -448,6 +448,83 @@ def test_what_the_kernel_refuses_is_undone(world: World) -> None:
     assert world.empty()
 
 
+REMOVALS = {
+    "ip": "addr del",
+    "ipvsadm": "-D",
+    "ipset": "del",
+}
+
+
+def failing(world: World, directory: Path, tool: str, word: str, times: int) -> dict[str, str]:
+    """An environment in which a tool that is given lines with a word fails, so many times."""
+    directory.mkdir()
+    real = world.sh(f"command -v {tool}").strip()
+    script = directory / tool
+    script.write_text(f"""#!/bin/sh
+case "$*" in *restore*|*-R*|*batch*) ;; *) exec {real} "$@" ;; esac
+cat >{directory}/input
+if grep -q -e '^{word} ' {directory}/input && [ "$(wc -c <{directory}/times)" -lt {times} ]; then
+    printf x >>{directory}/times
+    echo "{tool}: Cannot allocate memory" >&2
+    exit 1
+fi
+exec {real} "$@" <{directory}/input
+""")
+    script.chmod(0o755)
+    (directory / "times").touch()
+    return {"PATH": f"{directory}:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+@pytest.mark.parametrize("tool", REMOVALS)
+def test_what_cannot_be_removed_is_undone_with_the_rules(world: World, tmp_path: Path, tool: str) -> None:
+    """By then the rules are the new ones; they go back too."""
+    old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))
+    new = world.bundle(world.state(*world.web(5, "near"), *world.web(7, "far-1", type="NodePort")))
+    world.apply(old)
+    before = world.kernel()
+    env = failing(world, tmp_path / "bin", tool, REMOVALS[tool], 1)
+    refused = world.akp("apply", new, **env)
+    assert (refused.code, "the old state is back" in refused.json["error"]) == (4, True), refused.stdout
+    assert f"{tool}: Cannot allocate memory" in refused.json["error"]
+    assert world.kernel() == before
+    assert world.status()["state"] == "applied"
+    assert world.akp("drain").code == 0
+    assert world.kernel() == before, "nobody is about to leave"
+    world.apply(new)
+    assert world.status()["drift"] == 0
+
+
+def test_what_cannot_be_put_back_either_is_said_and_healed(world: World, tmp_path: Path) -> None:
+    """A tool that fails for good, for a while: no run calls that well, and the first one that can ends it."""
+    old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))
+    new = world.bundle(world.state(*world.web(5, "near"), *world.web(7, "far-1")))
+    world.apply(old)
+    env = failing(world, tmp_path / "bin", "ipset", "del", 1000)
+    refused = world.akp("apply", new, **env)
+    assert (refused.code, "not all of the old state could be put back" in refused.json["error"]) == (4, True)
+    assert "ipset: Cannot allocate memory" in refused.json["warnings"][-1]
+    assert world.akp("status").json["state"] == "partial"
+    # The recorded bundle once more: a glance at markers and jumps would find nothing to do.
+    world.apply(old)
+    assert (world.status()["state"], world.status()["drift"]) == ("applied", 0)
+
+
+def test_a_set_that_a_foreign_rule_asks_stays(clean: World) -> None:
+    """Sets that no longer belong anywhere are no reason to refuse what is new."""
+    world = clean
+    world.apply(world.state(*world.web(5, *ALL)))
+    asks = "INPUT -m set --match-set KUBE-6-CLUSTER-IP dst,dst -j ACCEPT"
+    world.sh(f"ip6tables -A {asks}")
+    try:
+        answer = world.apply(world.state(*world.web(5, "near"), facts={"capabilities": {"ipv6": False}}))
+        assert any("in use" in warning for warning in answer["warnings"]), answer
+        assert "KUBE-6-CLUSTER-IP" in world.sh("ipset list -n").split()
+    finally:
+        world.sh(f"ip6tables -D {asks}")
+    assert world.akp("cleanup").code == 0
+    assert world.empty()
+
+
 def spoil(bundle: Path, name: str, text: str) -> None:
     """Changes a file of a bundle, and its manifest with it."""
     (bundle / name).write_text(text)

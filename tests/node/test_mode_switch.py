@@ -172,3 +172,32 @@ def test_kubelets_chains_stay_when_iptables_mode_is_left(host: Host, tmp_path: P
         if "KUBELET" in line or ("KUBE-FIREWALL" in line and not line.startswith("-A KUBE-FIREWALL")):
             assert line in saved
     assert "KUBE-SERVICES" not in saved
+
+
+@pytest.mark.parametrize(("old", "new"), WAYS)
+def test_what_is_left_of_the_old_mode_is_told_and_removed_next_time(
+    host: Host, tmp_path: Path, old: str, new: str
+) -> None:
+    """The new mode is in force, but the run did not do all it should: it says so, and the same bundle ends it."""
+    host.apply(write(shop(old), tmp_path / "a"))
+    there = write(shop(new), tmp_path / "b")
+    tools = [f"{ip}tables-{host.flavour}-restore" for ip in ("ip", "ip6")] if old == "iptables" else ["nft"]
+    (tmp_path / "bin").mkdir()
+    for tool in tools:
+        script = tmp_path / "bin" / tool
+        script.write_text(
+            "#!/bin/sh\n"
+            f'case "$*" in *remove*) fails=1 ;; *) fails={int(old == "iptables")} ;; esac\n'
+            f'[ $fails = 0 ] || {{ echo "{tool}: Cannot allocate memory" >&2; exit 1; }}\n'
+            f'exec "$(PATH=/usr/sbin:/sbin:/usr/bin:/bin command -v {tool})" "$@"\n'
+        )
+        script.chmod(0o755)
+    result = host.akp("apply", there, PATH=f"{tmp_path / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin")
+    assert (result.code, "the new state is in force" in result.json["error"]) == (4, True), result.stdout
+    assert "Cannot allocate memory" in result.json["warnings"][-1]
+    assert ours(host, old)
+    assert ours(host, new)
+    assert host.akp("status").json["state"] == "partial"
+    host.apply(there)
+    assert not ours(host, old)
+    assert host.akp("status").json["state"] == "applied"

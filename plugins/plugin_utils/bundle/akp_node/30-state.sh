@@ -10,7 +10,8 @@
 #   bundles/  DIGEST/, the kept bundles
 #   deltas/   1/, 2/, ...: the deltas applied since the recorded bundle
 #   before/   what cleanup has to put back
-#   unsettled, stale   nftables: a run was cut short; chains that the kernel would not let go of yet
+#   unsettled a run was cut short, or could not finish: the next one looks at everything, and takes no delta
+#   stale     nftables: chains that the kernel would not let go of yet
 
 locked=
 waited=0
@@ -104,7 +105,10 @@ record() {
     esac
     # After the history: a run that ends in between has listed a bundle more, and not recorded one that is not listed.
     write_applied "$digest" 0
-    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/deltas" ]; then rm -rf "$STATE/unsettled" "$STATE/deltas"; fi
+    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/deltas" ]; then
+        rm -rf "$STATE/deltas"
+        [ -n "$unfinished" ] || rm -f "$STATE/unsettled"
+    fi
     prune_bundles "$digest"
 }
 
@@ -306,6 +310,22 @@ counters_apply() {
         }
         made_counters="$made_counters $name"
     done
+}
+
+# Something is not as it should be, and this run cannot help it: say so, and let the next one look at everything.
+unfinished=
+left_unfinished() {
+    warn "$*"
+    unfinished=1
+    # Not by ":", which would end the shell where nothing can be written.
+    echo 2>/dev/null >"$STATE/unsettled" || :
+}
+
+# End because of $work/refused. The old state is said to be back only if it is.
+die_refused() {
+    if grep -q 'xtables lock' "$work/refused"; then die 5 "locked: $(cat "$work/refused")"; fi
+    [ -n "$unfinished" ] || die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
+    die 4 "the kernel refused, and not all of the old state could be put back (see the warnings), the next run will: $(cat "$work/refused")"
 }
 
 # Take back what this run changed beside the rules; the first failing run leaves no record either.

@@ -406,11 +406,11 @@ iptables_undo() {
     mv "$work/refused" "$work/reason"
     for fam in $FAMILIES; do
         iptables_owned <"$work/actual.$fam" >"$work/old.$fam"
-        iptables_save "$fam" >"$work/now.$fam" || { warn "ipv$fam could not be read to put it back"; continue; }
-        iptables_plan "$work/now.$fam" "$work/old.$fam" "$work/undo.$fam" own || { warn "ipv$fam could not be put back"; continue; }
+        iptables_save "$fam" >"$work/now.$fam" || { left_unfinished "ipv$fam could not be read to put it back"; continue; }
+        iptables_plan "$work/now.$fam" "$work/old.$fam" "$work/undo.$fam" own || { left_unfinished "ipv$fam could not be put back"; continue; }
         for part in stage switch drop; do
             [ ! -s "$work/undo.$fam/$part" ] || iptables_restore "$fam" "$work/undo.$fam/$part" ||
-                warn "ipv$fam could not be put back: $(cat "$work/refused")"
+                left_unfinished "ipv$fam could not be put back: $(cat "$work/refused")"
         done
     done
     [ -z "$made_before" ] || iptables_drop_tables

@@ -648,7 +648,7 @@ nftables_counts() {
 
 nftables_details() { iptables_details; }
 
-nftables_current() { [ ! -e "$STATE/unsettled" ] && nft_holds "$generation" "$bundle/nftables.nft"; }
+nftables_current() { nft_holds "$generation" "$bundle/nftables.nft"; }
 
 nftables_expected() { nft_families_of "$bundle/nftables.nft" | sed -e 's/^ip6$/ipv6 kube-proxy/' -e 's/^ip$/ipv4 kube-proxy/'; }
 

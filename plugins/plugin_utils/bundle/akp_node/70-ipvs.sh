@@ -274,7 +274,7 @@ ipvs_modules_load() {
 # A plan is a directory, its parts in the order in which they are carried out. First what comes, so that nothing that
 # stays is ever missing, then the iptables rules, then what goes:
 #   sets.add, servers.add, addresses.add        input of ipset restore, ipvsadm -R, ip -batch
-#   addresses.del, servers.del, sets.del
+#   addresses.del, servers.del, sets.del, sets.destroy
 #   leaving   real servers of virtual servers that stay, "option server real": deleted once they are idle
 #   timeouts  values for ipvsadm --set
 #   counts    sets, virtual servers, real servers, addresses: added, changed, removed
@@ -458,7 +458,7 @@ ipvs_plan() {
         }
         for (set in have) if (!(set in wanted)) {
             old_sets++
-            print "destroy " set > (out "/sets.del")
+            print "destroy " set > (out "/sets.destroy")
             tell("extra-set", "ipset", set, "")
         }
         # Virtual servers that nobody wants, and real servers that leave one that stays.
@@ -541,6 +541,8 @@ ipvs_del() {
     ipvs_tool "$1/servers.del" ipvsadm -R || return 1
     ipvs_tool "$1/sets.del" ipset restore -exist || return 1
 }
+# Sets that no rule of ours asks any more; one that another's rule asks stays.
+ipvs_destroy() { ipvs_tool "$1/sets.destroy" ipset restore -exist; }
 
 # Feed a file, if it has lines, to a tool. ipvsadm goes on after a line that fails and then forgets about it, so
 # whatever a tool says counts as a failure.
@@ -558,7 +560,7 @@ ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"
 # looked at again by the next run. $1 is a file of lines "option server real told", 1 if it was told before; the
 # commands go to $2. Told first and looked at then, because a connection that came in between would be cut.
 ipvs_let_go() {
-    [ ! -e "$STATE/draining" ] || rm -f "$STATE/draining"
+    [ ! -e "$STATE/draining" ] || mv "$STATE/draining" "$work/draining"
     [ -s "$1" ] || return 0
     looks='' n=0 unknown=0
     while read -r option server real told; do
@@ -579,12 +581,15 @@ ipvs_let_go() {
     awk -v draining="$STATE/draining" -v unknown="$unknown" '
         pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
         !(($1, $2, $3) in busy) && (!unknown || $1 != "-t") { print "-d " $1 " " $2 " -r " $3; next }
-        { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2"
+        { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2" && return 0
+    echo "the real servers that leave cannot be told apart (is $STATE full?)" >"$work/refused"
+    return 1
 }
 
-# Put sets, virtual servers and addresses back to what they were in the directory $1.
+# Put sets, virtual servers and addresses back to what they were in the directory $1. Rules that changed as well go
+# back in the middle, by the command $2: they need what comes, and what goes they may still use.
 ipvs_undo() {
-    mv "$work/refused" "$work/reason"
+    cp "$work/refused" "$work/ipvs.refused"
     named=$bundle/ipvs.rules
     [ -e "$named" ] || named=/dev/null
     if ipvs_save "$work/now" && ipvs_addresses_as_batch "$1/addresses" >"$work/old.batch" &&
@@ -592,14 +597,19 @@ ipvs_undo() {
         ipvs_plan "$work/now" "$work/old.sets" "$1/servers" "$work/old.batch" /dev/null "$work/undo" "$named" &&
         ipvs_add "$work/undo"
     then
+        [ $# -eq 1 ] || "$2"
         [ -s "$1/addresses" ] || ! ipvs_device || ip link del kube-ipvs0 2>/dev/null || :
         [ ! -s "$work/undo/leaving" ] || awk '{ print "-d", $1, $2, "-r", $3 }' "$work/undo/leaving" >>"$work/undo/servers.del"
         ipvs_device || rm -f "$work/undo/addresses.del"
-        ipvs_del "$work/undo" || warn "sets or virtual servers could not be put back: $(cat "$work/refused")"
+        { ipvs_del "$work/undo" && ipvs_destroy "$work/undo"; } ||
+            left_unfinished "sets or virtual servers could not be put back: $(cat "$work/refused")"
     else
-        warn "sets or virtual servers could not be put back"
+        left_unfinished "sets or virtual servers could not be put back"
     fi
-    mv "$work/reason" "$work/refused"
+    mv "$work/ipvs.refused" "$work/refused"
+    # Nobody leaves after all, but those that already did.
+    [ ! -e "$work/let-go" ] || rm -f "$STATE/draining"
+    [ ! -e "$work/draining" ] || mv "$work/draining" "$STATE/draining"
 }
 
 ipvs_addresses_as_batch() {
@@ -636,7 +646,7 @@ ipvs_compare() {
 
 ipvs_pending() {
     if iptables_pending; then return 0; fi
-    for part in all sets.add servers.add addresses.add addresses.del servers.del sets.del timeouts; do
+    for part in all sets.add servers.add addresses.add addresses.del servers.del sets.del sets.destroy timeouts; do
         if [ -s "$work/plan.ipvs/$part" ]; then return 0; fi
     done
     # What was told to leave and is not idle yet is nothing to do.
@@ -648,10 +658,13 @@ ipvs_commit() {
     trap '' HUP INT TERM
     ipvs_add "$work/plan.ipvs" || { ipvs_undo "$work/ipvs"; return 1; }
     iptables_carry_out || { ipvs_undo "$work/ipvs"; return 1; }
-    # From here on the bundle is in force; what cannot be removed now is found by the next run.
-    ipvs_let_go "$work/plan.ipvs/leaving" "$work/plan.ipvs/servers.del"
     : >"$work/let-go"
-    ipvs_del "$work/plan.ipvs" || warn "something that should go is still there: $(cat "$work/refused")"
+    if ipvs_let_go "$work/plan.ipvs/leaving" "$work/plan.ipvs/servers.del" && ipvs_del "$work/plan.ipvs"; then
+        ipvs_destroy "$work/plan.ipvs" || warn "sets that should go are still there: $(cat "$work/refused")"
+        return 0
+    fi
+    ipvs_undo "$work/ipvs" iptables_undo
+    return 1
 }
 
 # Delete what was told to leave and has become idle: what this run found, or else what the last one noted.
@@ -661,8 +674,8 @@ ipvs_drain() {
     elif [ -s "$STATE/draining" ]; then cp "$STATE/draining" "$work/leaving"
     else return 0
     fi
-    ipvs_let_go "$work/leaving" "$work/let-go"
-    ipvs_tool "$work/let-go" ipvsadm -R || warn "a real server that should go is still there: $(cat "$work/refused")"
+    { ipvs_let_go "$work/leaving" "$work/let-go" && ipvs_tool "$work/let-go" ipvsadm -R; } ||
+        warn "a real server that should go is still there: $(cat "$work/refused")"
 }
 
 # How many real servers wait for their connections to end, in $draining.
@@ -767,7 +780,8 @@ ipvs_remove() {
     if foreign_noted ipvs/sets; then
         : >"$work/refused"
         ipvs_undo "$STATE/foreign/ipvs"
-        return 0
+        [ -z "$unfinished" ]
+        return
     fi
     ipvs_save "$work/leave-ipvs" || return 1
     recorded_bundle
@@ -780,7 +794,7 @@ ipvs_remove() {
     ipvs_plan "$work/leave-ipvs" /dev/null /dev/null /dev/null "$work/left.conf" "$work/left" "$work/left.servers" || return 1
     if ipvs_device; then ip link del kube-ipvs0 2>"$work/err" || { ipvs_refused "ip link del kube-ipvs0"; return 1; }; fi
     rm -f "$work/left/addresses.del" "$STATE/draining"
-    ipvs_del "$work/left" || return 1
+    ipvs_del "$work/left" && ipvs_destroy "$work/left" || return 1
     if ipvs_loaded && [ -s "$STATE/before/timeouts" ]; then
         read -r a b c <"$STATE/before/timeouts"
         ipvsadm --set "$a" "$b" "$c" 2>/dev/null || warn "the timeouts of ip_vs could not be set back"

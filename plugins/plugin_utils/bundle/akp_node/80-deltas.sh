@@ -258,7 +258,7 @@ iptables_delta() {
         bundle=$recorded
         iptables_read
         iptables_compare
-        iptables_commit || warn "the recorded rules could not be put back: $(cat "$work/refused")"
+        iptables_commit || left_unfinished "the recorded rules could not be put back: $(cat "$work/refused")"
         bundle=$delta
         mv "$work/reason" "$work/refused"
         return 1
@@ -460,8 +460,9 @@ ipvs_delta() {
     done
     ipvs_settings || { ipvs_to_record; return 1; }
     ipvs_add "$plan" || { ipvs_to_record; return 1; }
-    ipvs_let_go "$plan/leaving" "$plan/servers.del"
-    ipvs_del "$plan" || { ipvs_to_record; return 1; }
+    ipvs_let_go "$plan/leaving" "$plan/servers.del" && ipvs_del "$plan" && return 0
+    ipvs_to_record
+    return 1
 }
 
 # The timeouts of the delta, if it has any.
@@ -479,7 +480,7 @@ ipvs_to_record() {
     bundle=$recorded
     ipvs_read
     ipvs_compare
-    if ipvs_commit; then rm -f "$STATE/unsettled"; else warn "the recorded state could not be put back: $(cat "$work/refused")"; fi
+    if ipvs_commit; then rm -f "$STATE/unsettled"; else left_unfinished "the recorded state could not be put back: $(cat "$work/refused")"; fi
     bundle=$delta
     mv "$work/reason" "$work/refused"
 }

@@ -37,8 +37,7 @@ verb_apply() {
     if "${mode}_pending"; then
         "${mode}_commit" || {
             undo_all
-            if grep -q 'xtables lock' "$work/refused"; then die 5 "locked: $(cat "$work/refused")"; fi
-            die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
+            die_refused
         }
         changed=true
     elif [ "$changed_sysctls" -gt 0 ] || [ -n "$made_counters" ] || [ "$r_generation" != "$generation" ]; then
@@ -55,18 +54,19 @@ verb_apply() {
     confirm_end "$changed"
     sync_ended
     health_sync
+    [ -z "$unfinished" ] || die 4 "the new state is in force, but not all of the old one could be removed (see the warnings), the next run will try again"
     print_change "$changed"
     # Only a shortcut for ask: without it, ask takes the long way.
     if can_glimpse && { [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; }; then (note_seen) >/dev/null 2>&1 || :; fi
 }
 
 # Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then
-# both serve. Looked for only when the mode is not the recorded one.
+# both serve. Looked for only when the mode is not the recorded one, or a run could not finish.
 leave_other_modes() {
-    [ "$r_mode" != "$mode" ] || return 0
+    [ "$r_mode" != "$mode" ] || [ -e "$STATE/unsettled" ] || return 0
     if [ "$mode" != nftables ]; then
         if nft_tables_exist; then
-            nftables_remove || warn "the tables kube-proxy of nftables mode could not be removed: $(cat "$work/refused")"
+            nftables_remove || left_unfinished "the tables kube-proxy of nftables mode could not be removed: $(cat "$work/refused")"
             changed=true
         fi
         leave_ipvs
@@ -80,7 +80,7 @@ leave_other_modes() {
         flavour_present "$flavour" || continue
         for fam in $FAMILIES; do iptables_save "$fam" >"$work/actual.$fam"; done
         chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || continue
-        iptables_remove || warn "the chains of another mode could not be removed from iptables-$flavour: $(cat "$work/refused")"
+        iptables_remove || left_unfinished "the chains of another mode could not be removed from iptables-$flavour: $(cat "$work/refused")"
         changed=true
     done
     flavour=
@@ -91,12 +91,14 @@ leave_other_modes() {
 # The same for what ipvs mode has beside chains.
 leave_ipvs() {
     if [ "$mode" = ipvs ] || ! ipvs_present; then return 0; fi
-    ipvs_remove || warn "sets or virtual servers of ipvs mode could not be removed: $(cat "$work/refused")"
+    ipvs_remove || left_unfinished "sets or virtual servers of ipvs mode could not be removed: $(cat "$work/refused")"
     changed=true
 }
 
+rules_current() { [ ! -e "$STATE/unsettled" ] && "${mode}_current"; }
+
 # Everything that apply would set has its value, by a cheap look.
-is_current() { "${mode}_current" && [ -z "$(sysctls_differ "$r_unset_sysctls")" ] && counters_missing && [ -z "$missing" ]; }
+is_current() { rules_current && [ -z "$(sysctls_differ "$r_unset_sysctls")" ] && counters_missing && [ -z "$missing" ]; }
 
 # How many words $1 has, in $words.
 count_words() {
@@ -179,7 +181,7 @@ verb_status() {
         "${mode}_expected" >"$work/expected"
         if [ ! -s "$work/markers" ]; then state=flushed
         elif grep -q -v " $generation\$" "$work/markers"; then state=foreign
-        elif [ "$(wc -l <"$work/markers")" -lt "$(wc -l <"$work/expected")" ] || ! "${mode}_current"; then state=partial
+        elif [ "$(wc -l <"$work/markers")" -lt "$(wc -l <"$work/expected")" ] || ! rules_current; then state=partial
         else state=applied
         fi
         if [ -n "$verify" ]; then
@@ -350,8 +352,8 @@ verb_cleanup() {
             "$changed" "$(json_or_null "$flavour")" "$elapsed" "$warnings"
         return 0
     fi
-    ! foreign_noted ipvs/sets || ipvs_remove
-    iptables_remove || die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
+    ! foreign_noted ipvs/sets || ipvs_remove || die 4 "what was there before ipvs mode could not be put back, run it again"
+    iptables_remove || die_refused
     changed=false
     if iptables_pending || [ -d "$STATE/before" ]; then changed=true; fi
     if foreign_noted nft || nft_tables_exist || [ -n "$(! has nft || nftables_markers)" ]; then
