@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -263,3 +265,14 @@ def test_files_that_change_after_they_were_checked_are_not_used(new_host: Callab
     result = host.akp("apply", bundle, PATH=f"{directory}:{host.environment['PATH']}")
     assert result.code in {0, 2}
     assert "ACCEPT\n" not in host.sh("$ipt -S INPUT").replace("-P INPUT ACCEPT\n", "")
+
+
+def test_temporary_files_of_killed_runs_do_not_pile_up(any_flavour: Host, tmp_path: Path) -> None:
+    host = any_flavour
+    temporary = tmp_path / "tmp"
+    for name, age in (("akp-node.dead", 7200), ("akp-node.busy", 60), ("another", 7200)):
+        (temporary / name / "bundle").mkdir(parents=True)
+        os.utime(temporary / name, (time.time() - age,) * 2)
+    result = host.akp("apply", bundles.simple(tmp_path / "a"), TMPDIR=str(temporary))
+    assert result.code == 0, result.stdout + result.stderr
+    assert sorted(each.name for each in temporary.iterdir()) == ["akp-node.busy", "another"]

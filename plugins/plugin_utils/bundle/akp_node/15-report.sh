@@ -131,6 +131,15 @@ make_work() {
     mkdir "$work" "$work/bundle" || die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
 }
 
+# What runs that were killed left there. No run takes an hour.
+clear_after_killed() {
+    for name in "${TMPDIR:-/tmp}"/akp-node.*; do
+        if [ "$name" = "$work" ] || [ ! -d "$name" ]; then continue; fi
+        find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'akp-node.*' -mmin +60 -exec rm -rf {} + 2>/dev/null || :
+        return 0
+    done
+}
+
 # The end of every run. One that stops in the middle says so: what it had begun, the next apply completes.
 leave() {
     trap '' HUP INT TERM PIPE

@@ -26,6 +26,7 @@ lock() {
         # A cleanup that ended just now has removed the file: then the lock is on nothing.
         if flock -n 9 && [ -e "$STATE/lock" ]; then
             locked=1
+            clear_after_killed
             read_record
             return 0
         fi
