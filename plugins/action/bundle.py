@@ -104,7 +104,7 @@ class ActionModule(ControlAction):
         outcome.warnings += tuple(waiting)
         approved = self._approved(plan, options)
         if plan and approved:
-            _compare_with_plan(plan, approved, snapshot, outcome)
+            _compare_with_plan(plan, approved, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
         frontends = Frontends(directory.frontends)
         refuse_shrinkage(frontends, steps, options["max_removed_percent"])
@@ -202,16 +202,17 @@ def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, 
     }
 
 
-def _compare_with_plan(path: Path, approved: approval.Approval, snapshot: Path, outcome: Outcome) -> None:
+def _compare_with_plan(
+    path: Path, approved: approval.Approval, snapshot: Path, targets: Iterable[Target], outcome: Outcome
+) -> None:
     """What was approved is what will be applied, or nothing is."""
     plan = read_json(path) or {}
     if plan_digest(plan) != approved.digest:
         raise AnsibleActionFail(f"{path}: its digest is {plan_digest(plan)}, but {approved.digest} was approved")
     if plan.get("snapshot") != peek(snapshot):
         raise AnsibleActionFail(f"{snapshot}: is not the cluster that the plan was made for; make a new plan")
-    for host, generation in outcome.generations.items():
-        planned = plan["hosts"].get(host, {}).get("generation")
-        if planned != generation:
-            outcome.errors[host] = f"would get generation {generation}, but the plan says {planned}; make a new plan"
-            if host not in outcome.stale:
-                outcome.stale.append(host)
+    recorded = {each.host: each.recorded for each in targets}
+    for host, error in approval.beside(plan, outcome.generations, recorded).items():
+        outcome.errors[host] = error
+        if host not in outcome.stale:
+            outcome.stale.append(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from tests.lab import Lab
 from tests.node.signing import new_key
 
-from .play import BIN, Run, playbook
+from .play import BIN, SHOP, Run, playbook
 from .test_safety import entries, kernel
 from .test_sync import ALL, edited_shop
 
@@ -54,6 +55,24 @@ def endpoint_more(shop: Path) -> None:
         if obj["kind"] == "EndpointSlice" and obj["addressType"] == "IPv4":
             obj["endpoints"].append({"addresses": ["10.244.2.99"], "nodeName": "n2", "conditions": {"ready": True}})
     file.write_text(yaml.safe_dump_all(catalog))
+
+
+def external_ip(shop: Path) -> Path:
+    """The shop, and an address more for the catalog."""
+    shutil.copytree(SHOP, shop)
+    file = shop / "catalog.yaml"
+    catalog = list(yaml.safe_load_all(file.read_text()))
+    for obj in catalog:
+        if obj["kind"] == "Service":
+            obj["spec"]["externalIPs"] = ["192.0.2.77"]
+    file.write_text(yaml.safe_dump_all(catalog))
+    return shop
+
+
+def following(run: Run) -> dict[str, Any]:
+    """Variables to follow the plan that was made."""
+    (told,) = [each.result for each in run.of("summary") if "plan" in each.result]
+    return {"kube_proxy_plan": told["plan"], "kube_proxy_plan_digest": told["plan_digest"]}
 
 
 def planned(run: Run) -> Path:
@@ -128,3 +147,26 @@ def test_a_plan_that_was_changed_is_not_signed(inventory: Path, tmp_path: Path, 
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert (done.returncode, "was changed" in done.stderr) == (2, True)
     assert not list(plan.parent.glob("*.sig"))
+
+
+def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    playbook("sync-services", inventory, tmp_path)
+    more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more"))}
+    plan = following(playbook("plan-services", inventory, tmp_path, variables=more))
+    had = playbook("sync-services", inventory, tmp_path, "--check").of("bundle")
+    old = next(had).result["generations"]["n2"]
+    # n2 and n3 go on to something that nobody knew of when the plan was made.
+    moved = {"kube_proxy_cluster_dir": str(edited_shop(tmp_path / "moved"))}
+    went = playbook("sync-services", inventory, tmp_path, "--limit", "n2,n3", variables=moved)
+    before = kernel(nodes.node("n2"))
+    assert "shop/new" in before
+    done = playbook("sync-services", inventory, tmp_path, variables=plan, check=False)
+    assert done.code == 2
+    why = f"has generation {went.node('n2')['generation']}, but the plan was made when it had generation {old}, and says"
+    assert any(line.startswith(f"  n2 failed: {why}") for line in done.summary), done.summary
+    assert kernel(nodes.node("n2")) == before
+    assert done.changed == {"n1": 1, "n2": 0, "n3": 0}
+    assert "192.0.2.77" in kernel(nodes.node("n1"))
+    # n1 has what the plan wants, which is as good.
+    again = playbook("sync-services", inventory, tmp_path, "--limit", "n1", variables=plan)
+    assert again.changed == {"n1": 0}

@@ -120,6 +120,34 @@ def approval_of(plan: Path, content: Mapping[str, Any], digest: str, allowed: Pa
     return Approval(digest or str(content.get("digest")), tuple(who), text, tuple(found))
 
 
+def beside(plan: Mapping[str, Any], generations: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
+    """Hosts for which following a plan would be something else than what was approved, and why.
+
+    What an approver saw is a difference: it holds for a host that has what it had then, or what it would get.
+    """
+    wrong = {}
+    for host, generation in generations.items():
+        entry = plan["hosts"].get(host)
+        if entry is None:
+            wrong[host] = "is not in the plan; make a new plan"
+            continue
+        planned = entry["generation"]
+        before = (entry.get("previous") or "") if entry.get("changed") else planned
+        has = recorded.get(host, before)
+        if planned != generation:
+            wrong[host] = f"would get generation {generation}, but the plan says {planned}; make a new plan"
+        elif has not in (before, planned):
+            wrong[host] = (
+                f"has {_generation(has)}, but the plan was made when it had {_generation(before)}, and says nothing of "
+                "what changed since; make a new plan"
+            )
+    return wrong
+
+
+def _generation(name: str) -> str:
+    return f"generation {name}" if name else "nothing applied"
+
+
 def uncovered(approval: Approval, bundles: Mapping[str, Path]) -> dict[str, str]:
     """Hosts whose bundle is not the one that was signed, and why."""
     release = approval.release
