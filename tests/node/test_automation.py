@@ -62,6 +62,16 @@ def bundle(mode: str, tmp_path: Path, keys: dict[str, Path]) -> Callable[..., Pa
     return make
 
 
+def rewrite(bundle: Path, name: str, text: str, key: Path) -> None:
+    """Put another text into a bundle, and sign that."""
+    (bundle / name).write_text(text)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["digest"]
+    manifest["files"][name] = sha256(text)
+    (bundle / "manifest.json").write_text(manifest_text(manifest))
+    sign_bundle(bundle, key)
+
+
 def refused(host: Host, bundle: Path) -> str:
     before = host.rules()
     result = host.akp("apply", bundle)
@@ -110,13 +120,48 @@ def test_a_bundle_that_lies_about_what_its_rules_do_is_found_out(
     ]
     for fields in lies:
         liar = bundle("10.244.1.1", **fields)
-        (liar / "services.jsonl").write_text(said)
-        manifest = json.loads((liar / "manifest.json").read_text())
-        del manifest["digest"]
-        manifest["files"]["services.jsonl"] = sha256(said)
-        (liar / "manifest.json").write_text(manifest_text(manifest))
-        sign_bundle(liar, keys["automation"])
+        rewrite(liar, "services.jsonl", said, keys["automation"])
         assert "its rules know the destination " in refused(host, liar), fields
+
+
+CLUSTER_IP = '-A KUBE-SERVICES -d 10.96.7.7/32 -p tcp -m comment --comment "shop/web:http cluster IP" -m tcp --dport 80'
+SVC = "KUBE-SVC-67NZLRHBNDSAWJRO"
+# Lines that are good to the guard, and claim what nobody approved.
+CLAIMS = {
+    "iptables": [
+        '-A KUBE-SERVICES -d 8.8.8.8/32 -m comment --comment "x" -j KUBE-NODEPORTS',
+        f"{CLUSTER_IP} -j {SVC}".replace("tcp", "udp"),
+        f"{CLUSTER_IP} -j {SVC}".replace("-d 10.96.7.7", "! -d 10.96.7.7"),
+        f"{CLUSTER_IP} -j {SVC}".replace("-d 10.96.7.7/32", "-d 10.0.0.0/8"),
+        f"{CLUSTER_IP} -j {SVC}".replace("-d 10.96.7.7/32 ", "").replace("--dport 80", "--dport 30080"),
+        f"{CLUSTER_IP} -j {SVC}".replace("--dport 80", "--dport 80:90"),
+        f'-A KUBE-SERVICES -m comment --comment "x -d 10.96.7.7/32 -p tcp --dport 80 y" -j {SVC}',
+        f'-A KUBE-SERVICES -m comment --comment "x\\" -d 10.96.7.7/32 -p tcp --dport 80 \\"y" -j {SVC}',
+    ],
+    "nftables": [
+        "add element ip kube-proxy nodeport-ips { 8.8.8.8 }",
+        "add element ip kube-proxy cluster-ips { 8.8.8.8 }",
+        'add element ip kube-proxy service-ips { 10.96.7.7 . udp . 80 comment "x" : drop }',
+        "add rule ip kube-proxy services ip daddr 8.8.8.8 goto service-KHN6ECMT-shop/web/tcp/http",
+        "add rule ip kube-proxy services goto service-KHN6ECMT-shop/web/tcp/http",
+    ],
+}
+
+
+def test_one_line_more_in_the_rules_is_found_out(
+    host: Host, mode: str, bundle: Callable[..., Path], keys: dict[str, Path]
+) -> None:
+    host.apply(bundle("10.244.1.1", by="alice"))
+    kind = mode.split("-")[0]
+    name, before = {"iptables": ("iptables.rules", "# all services\n"), "nftables": ("nftables.nft", "# IPv6\n")}[kind]
+    for line in CLAIMS[kind]:
+        made = bundle("10.244.1.1", "10.244.1.2")
+        text = (made / name).read_text()
+        assert text.count(before) == 1
+        text = text.replace(before, f"{before}{line}\n" if kind == "iptables" else f"{line}\n{before}")
+        rewrite(made, name, text, keys["automation"])
+        error = refused(host, made)
+        assert "signed by automation alone, which may change endpoints only: " in error, line
 
 
 def test_deltas_are_looked_at_as_well(host: Host, mode: str, keys: dict[str, Path], tmp_path: Path) -> None:

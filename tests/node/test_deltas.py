@@ -142,7 +142,9 @@ def test_service_ports_that_change_are_told_and_limited(host: Host, tmp_path: Pa
     bundle = change(old, new, tmp_path / "d")
     refused = host.akp("apply", "--max-removed", "50", bundle)
     assert refused.code == 2
-    assert "2 of about 3 service ports would be removed, more than 50 %" in refused.json["error"]
+    assert "2 of about 3 service ports would be removed, more than 50 %: " in refused.json["error"]
+    assert "shop/cart:http tcp IPv4" in refused.json["error"]
+    assert "--max-removed 100 (kube_proxy_max_removed_percent)" in refused.json["error"]
     told = host.akp("apply", "--services", "--max-removed", "90", bundle).stdout.splitlines()[:-1]
     names = [(line[0], json.loads(line[1:])["service"], json.loads(line[1:])["port"]) for line in told]
     assert sorted(names) == sorted(

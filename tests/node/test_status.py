@@ -171,3 +171,19 @@ def test_every_answer_is_one_line_of_json(nft_host: Host, tmp_path: Path) -> Non
         result = nft_host.akp(*arguments)
         assert len(result.stdout.splitlines()) == 1
         assert json.loads(result.stdout)["verb"] == arguments[0]
+
+
+def test_kubelets_chains_come_and_go_but_its_name_hides_no_rule(any_flavour: Host, tmp_path: Path) -> None:
+    """The quick answer looks past chains of kubelet, not past whatever mentions them."""
+    host = any_flavour
+    made = host.apply(bundles.simple(tmp_path / "a"))["generation"]
+    first = host.akp("ask").json["status"]
+    assert (first["quick"], first["kept"]) == (True, [made])
+    host.sh("$ipt -t mangle -N KUBE-KUBELET-CANARY; $ipt -t mangle -N KUBE-IPTABLES-HINT")
+    assert host.akp("ask").json["status"].get("quick") is True
+    exact = host.akp("ask", "--verify").json["status"]
+    assert (exact["drift"], exact["kept"]) == (0, [made])
+    host.sh("$ipt -t nat -I KUBE-SERVICES 1 -d 10.96.0.10/32 -m comment --comment KUBELET-CANARY -j ACCEPT")
+    found = host.akp("ask").json["status"]
+    assert found["drift"] == 1
+    assert "KUBELET-CANARY" in found["differences"][0]["rule"]

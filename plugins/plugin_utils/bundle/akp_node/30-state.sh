@@ -113,6 +113,16 @@ record() {
     prune_bundles "$digest"
 }
 
+# The generations of the kept bundles, quoted, the oldest first.
+kept_generations() {
+    [ -f "$STATE/history" ] || return 0
+    comma=
+    while read -r _ kept; do
+        printf '%s"%s"' "$comma" "$kept"
+        comma=', '
+    done <"$STATE/history"
+}
+
 # What is applied: generation, made of bundle $1 and $2 deltas.
 write_applied() {
     {
@@ -239,7 +249,7 @@ sysctls_apply() {
             refused="sysctl $name" wanted=$value
             undo_all
             [ "$actual" != absent ] || die 3 "missing kernel feature: $refused"
-            die 4 "the kernel refused $refused = $wanted, the old state is back"
+            die 4 "the kernel refused $refused = $wanted, the old state is back; see what the configuration asks for"
         fi
         warn "sysctl $name is $actual, not $value: it can only be set in the initial network namespace"
         unset_sysctls="$unset_sysctls${unset_sysctls:+ }$name"

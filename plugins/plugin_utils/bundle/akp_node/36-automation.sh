@@ -3,7 +3,7 @@
 # The signer called automation is no approver. Its signature alone is enough for a change of endpoints: what is
 # served, under which addresses and ports, stays what an approver signed. That is looked up in two places, in what
 # the bundle says of itself (services.jsonl) and in what its rules do: every destination that they know must be one
-# that the applied bundle serves.
+# that the applied bundle serves, and a rule that packets meet whatever their destination must be one that it has.
 
 # Is the bundle that was opened such a change? Otherwise refuse (2).
 automation_suffices() {
@@ -29,7 +29,7 @@ automation_suffices() {
             pass=1 "$old/services.jsonl" pass=2 "$bundle/services.jsonl")
     fi
     [ -z "$why" ] || beyond_endpoints "$why"
-    why=$(foreign_destination "$old/services.jsonl")
+    why=$(foreign_destination "$old")
     [ -z "$why" ] || beyond_endpoints "$why"
 }
 
@@ -57,14 +57,19 @@ frontends_of_diff() {
         }' "$1"
 }
 
-# The first destination in the rules of $bundle that no line of the services.jsonl $1 allows, in words.
+# The first thing in the rules of $bundle that claims what the bundle $1, with its services.jsonl, does not serve, in words.
+# Chains that belong to a Service are met by its packets only, so what counts are the chains, maps and sets that all meet.
 foreign_destination() {
-    set -- "$1"
+    applied=$1
+    set -- "$applied/services.jsonl"
+    for name in iptables.rules ip6tables.rules nftables.nft ipvs.rules; do
+        [ ! -s "$applied/$name" ] || set -- "$@" "$applied/$name"
+    done
+    set -- "$@" new=1
     for name in iptables.rules ip6tables.rules nftables.nft ipvs.rules ipset.rules ip.batch; do
         [ ! -s "$bundle/$name" ] || set -- "$@" "$bundle/$name"
     done
-    [ $# -gt 1 ] || return 0
-    awk '
+    awk -v mode="$mode" '
         function text(line, key,   i) {
             i = index(line, "\"" key "\":\""); if (!i) return ""
             line = substr(line, i + length(key) + 4)
@@ -78,56 +83,81 @@ foreign_destination() {
             return line
         }
         function number(line, key) { return match(line, "\"" key "\":[0-9]+") ? substr(line, RSTART + length(key) + 3, RLENGTH - length(key) - 3) : "" }
-        function allow(address, port) { ok[address " " port] = 1; address_ok[address] = 1 }
-        function need(address, port) {
-            if (found || (address " " port) in ok) return
+        function allow(address, proto, port) { ok[address " " proto " " port] = 1; address_ok[address] = 1 }
+        function need(address, proto, port) {
+            if (found || (address " " proto " " port) in ok) return
             # In ipvs mode node ports are virtual servers of the addresses of the node.
-            if (file == "ipvs.rules" && ("* " port) in ok) return
+            if (file == "ipvs.rules" && ("* " proto " " port) in ok && address in served) return
             found = 1
-            print "its rules know the destination " (address == "*" ? "node port" : address) " " port ", which the applied bundle does not serve"
+            print "its rules know the destination " (address == "*" ? "node port" : address) " " port (port ~ /^[0-9]/ ? " " proto : "") ", which the applied bundle does not serve"
         }
-        FNR == 1 { file = FILENAME; sub(/.*\//, "", file) }
+        function need_address(address) { if (!(address in address_ok)) need(address, "", "any port") }
+        function need_line() {
+            if (found || (file " " table $0) in had) return
+            found = 1
+            print "the applied bundle does not have this for all packets: " $0
+        }
+        # address, proto and port of a virtual server like "-t [::1]:80"
+        function server(option, where) {
+            proto = option == "-t" ? "tcp" : option == "-u" ? "udp" : "sctp"
+            port = where; sub(/.*:/, "", port)
+            address = substr(where, 1, length(where) - length(port) - 1); gsub(/[][]/, "", address)
+        }
+        FNR == 1 { file = FILENAME; sub(/.*\//, "", file); table = "" }
         file == "services.jsonl" {
+            proto = text($0, "protocol")
             where = text($0, "clusterIP")
             port = where; sub(/.*:/, "", port)
             address = substr(where, 1, length(where) - length(port) - 1); gsub(/[][]/, "", address)
-            allow(address, port)
+            allow(address, proto, port)
             n = split(list($0, "externalIPs") " " list($0, "loadBalancerIPs"), ips, " ")
-            for (i = 1; i <= n; i++) allow(ips[i], port)
-            if (number($0, "nodePort") != "") allow("*", number($0, "nodePort"))
-            if (number($0, "healthCheckNodePort") != "") allow("*", number($0, "healthCheckNodePort"))
+            for (i = 1; i <= n; i++) allow(ips[i], proto, port)
+            if (number($0, "nodePort") != "") allow("*", proto, number($0, "nodePort"))
+            if (number($0, "healthCheckNodePort") != "") allow("*", "tcp", number($0, "healthCheckNodePort"))
             next
         }
+        /^\*/ { table = $1 " " }
+        !new && file == "ipvs.rules" { if ($1 == "-A") { server($2, $3); served[address] = 1 } next }
+        !new { had[file " " table $0] = 1; next }
         found { next }
         file ~ /tables\.rules$/ {
-            if (!match($0, / --dport [0-9]+/)) next
-            port = substr($0, RSTART + 9, RLENGTH - 9)
+            if ($1 != "-A" && $1 != "-I" || $2 == "KUBE-PROXY-GENERATION") next
+            rule = $0 " "
+            gsub(/"[^"]*"/, "", rule)
+            port = proto = ""
             address = "*"
-            if (match($0, / -d [0-9a-f.:]+\/(32|128) /)) { address = substr($0, RSTART + 4, RLENGTH - 5); sub(/\/.*/, "", address) }
-            need(address, port)
+            if (match(rule, / --dport [0-9]+ /)) port = substr(rule, RSTART + 9, RLENGTH - 10)
+            if (match(rule, / -p [a-z]+ /)) proto = substr(rule, RSTART + 4, RLENGTH - 5)
+            if (match(rule, / -d [0-9a-f.:]+\/(32|128) /)) { address = substr(rule, RSTART + 4, RLENGTH - 5); sub(/\/.*/, "", address) }
+            plain = port != "" && rule !~ /\\/ && rule !~ / ! (-d|-p|--dport|--dst-type) /
+            if (plain && (address != "*" || $2 == "KUBE-NODEPORTS" || rule ~ / --dst-type LOCAL /)) need(address, proto, port)
+            # In ipvs mode the guard knows each rule that there can be.
+            else if ($2 !~ /^KUBE-(SVC|SVL|SEP|EXT|FW)-/ && mode != "ipvs") need_line()
             next
         }
-        file == "nftables.nft" && $1 " " $2 == "add element" {
-            if ($5 ~ /^(service-ips|no-endpoint-services|firewall-ips)$/) need($7, $11)
-            else if ($5 ~ /^(service-nodeports|no-endpoint-nodeports)$/) need("*", $9)
-            else if ($5 == "cluster-ips" && !($7 in address_ok)) need($7, "any port")
+        file == "nftables.nft" {
+            if ($1 != "add" || $2 == "table") next
+            if ($2 != "element") { if ($5 !~ /\// || / hook /) need_line() }
+            else if ($5 ~ /^(service-ips|no-endpoint-services|firewall-ips)$/) need($7, $9, $11)
+            else if ($5 ~ /^(service-nodeports|no-endpoint-nodeports)$/) need("*", $7, $9)
+            else if ($5 == "cluster-ips") need_address($7)
+            else if ($5 != "hairpin-connections") need_line()
             next
         }
         file == "ipvs.rules" && $1 == "-A" {
-            port = $3; sub(/.*:/, "", port)
-            address = substr($3, 1, length($3) - length(port) - 1); gsub(/[][]/, "", address)
-            need(address, port)
+            server($2, $3)
+            need(address, proto, port)
             next
         }
         file == "ipset.rules" && $1 == "add" && $2 !~ /LOOP-BACK/ {
             n = split($3, part, ",")
-            if (n > 1) { port = part[2]; sub(/.*:/, "", port); need($2 ~ /NODE-PORT/ ? "*" : part[1], port) }
-            else if ($2 ~ /NODE-PORT/) need("*", $3)
-            else if (!($3 in address_ok)) need($3, "any port")
+            if (n > 1) { split(part[2], word, ":"); need($2 ~ /NODE-PORT/ ? "*" : part[1], word[1], word[2]) }
+            else if ($2 ~ /NODE-PORT/) need("*", $2 ~ /-UDP$/ ? "udp" : "tcp", $3)
+            else need_address($3)
             next
         }
         file == "ip.batch" {
-            for (i = 1; i < NF; i++) if ($i == "add") { address = $(i + 1); sub(/\/.*/, "", address); if (address ~ /[.:]/ && !(address in address_ok)) need(address, "any port") }
+            for (i = 1; i < NF; i++) if ($i == "add") { address = $(i + 1); sub(/\/.*/, "", address); if (address ~ /[.:]/) need_address(address) }
         }' "$@"
 }
 

@@ -208,6 +208,6 @@ iptables_glimpse() {
             legacy_tables "$fam"
             for t in $tables; do "$ipt" -t "$t" 2>/dev/null || :; done
         fi
-    done | sed -n -e '/KUBELET-CANARY/d' -e '/IPTABLES-HINT/d' -e '/KUBE-/p'
+    done | sed -n -e '/^:KUBE-KUBELET-CANARY /d' -e '/^:KUBE-IPTABLES-HINT /d' -e '/KUBE-/p'
 }
 

@@ -102,14 +102,14 @@ delta_services() {
     [ -e "$bundle/services.jsonl.diff" ] || return 0
     { grep '^+' "$bundle/services.jsonl.diff" || :; grep '^-' "$bundle/services.jsonl.diff" || :; } >"$work/services"
     [ -n "$max_removed" ] || return 0
-    share=$(awk -v limit="$max_removed" '
-        function key(line) { return match(line, /"family":"IPv[46]"/) ? substr(line, 2, RSTART + RLENGTH - 1) : substr(line, 2) }
+    share=$(awk -v limit="$max_removed" "$AWK_SHRINK"'
         FNR == NR { n++; next }
-        /^\+/ { alive[key($0)] = 1; next }
-        !(key($0) in alive) { removed++ }
-        END { if (n && removed * 100 > limit * n) printf "%d of about %d service ports would be removed, more than %d %%\n", removed, n, limit }
+        { line = substr($0, 2) }
+        /^\+/ { alive[key(line)] = 1; next }
+        !(key(line) in alive) { lose(line) }
+        END { refuse("about ", n, limit) }
         ' "$STATE/bundles/$r_digest/services.jsonl" "$work/services")
-    [ -z "$share" ] || die 2 "refused: $share"
+    [ -z "$share" ] || die_shrunken
 }
 
 # Keep the delta. As with bundles, before the kernel is touched.

@@ -9,6 +9,20 @@ dry_run=
 known=
 HOST_TOOLS='iptables ip6tables nft ipset ipvsadm conntrack nfacct unshare'
 
+# awk: what a line of services.jsonl stands for, and the words of a refusal.
+AWK_SHRINK='
+function key(line) { return match(line, /"family":"IPv[46]"/) ? substr(line, 1, RSTART + RLENGTH) : line }
+function lose(line,   word) {
+    if (++removed > 10) return
+    split(line, word, "\"")
+    names = names (removed > 1 ? ", " : "") word[4] ":" word[8] " " word[12] " " word[16]
+}
+function refuse(about, n, limit) {
+    if (!n || removed * 100 <= limit * n) return
+    printf "%d of %s%d service ports would be removed, more than %d %%: %s%s\n", removed, about, n, limit, names, (removed > 10 ? ", ..." : "")
+}
+'
+
 # Compare the service ports of two bundle directories (a missing one has none) into $work/services, and
 # refuse (2) if more than $max_removed percent of the old ones would be gone.
 compare_services() {
@@ -17,20 +31,20 @@ compare_services() {
     old=$1/services.jsonl new=$2/services.jsonl
     [ -f "$old" ] || old=$work/services.jsonl
     [ -f "$new" ] || new=$work/services.jsonl
-    share=$(awk -v out="$work/services" -v limit="${max_removed:-100}" '
-        function key(line) { return match(line, /"family":"IPv[46]"/) ? substr(line, 1, RSTART + RLENGTH) : line }
+    share=$(awk -v out="$work/services" -v limit="${max_removed:-100}" "$AWK_SHRINK"'
         pass == 1 { before[$0] = 1; order[++n] = $0; next }
         { alive[key($0)] = 1; if ($0 in before) delete before[$0]; else { print "+" $0 > out } }
         END {
             printf "" > out
             for (i = 1; i <= n; i++) {
-                if (!(key(order[i]) in alive)) removed++
+                if (!(key(order[i]) in alive)) lose(order[i])
                 if (order[i] in before) print "-" order[i] > out
             }
-            if (n && removed * 100 > limit * n) printf "%d of %d service ports would be removed, more than %d %%\n", removed, n, limit
+            refuse("", n, limit)
         }' pass=1 "$old" pass=2 "$new") || die 3 "the comparison of service ports failed (is ${TMPDIR:-/tmp} full?)"
-    [ -z "$share" ] || die 2 "refused: $share"
+    [ -z "$share" ] || die_shrunken
 }
+die_shrunken() { die 2 "refused: $share. If that is meant, allow it with --max-removed 100 (kube_proxy_max_removed_percent)"; }
 
 print_services() { [ -z "$services" ] || cat "$work/services"; }
 
@@ -85,7 +99,7 @@ write_question() {
     ipt 4 save
     look=$ipt
     ipt 6 save
-    look="{ $look; $ipt; } 2>/dev/null | sed -n -e /KUBELET-CANARY/d -e /IPTABLES-HINT/d -e /KUBE-/p -e '/^[0-9]*\$/p' -"
+    look="{ $look; $ipt; } 2>/dev/null | sed -n -e '/^:KUBE-KUBELET-CANARY /d' -e '/^:KUBE-IPTABLES-HINT /d' -e /KUBE-/p -e '/^[0-9]*\$/p' -"
     look="$look $(sysctl_paths) /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal $ROUTE_LOCALNET 2>/dev/null"
     sh -c "$look" >"$work/look" || :
     grep -q "$generation" "$work/look" || return 0
@@ -97,7 +111,7 @@ read -r key </proc/sys/kernel/random/boot_id
 for name in $HOST_TOOLS; do if command -v "\$name" >/dev/null 2>&1; then key=\$key.\$name; fi; done
 if [ "\$1 \$2" = "\$key $program" ] && [ ! -e "\$AKP_STATE/unconfirmed" ] && [ ! -e "\$AKP_STATE/undone" ] && [ "\$($look | sha256sum)" = "$(sha256sum <"$work/look")" ]; then
     ip -o addr show
-    printf '%s\n' '{"verb": "ask", "ok": true, "facts": null, "status": {"state": "applied", "generation": "$generation", "mode": "$mode", "node": "$node", "flavour": "$flavour", "quick": true}, "akpNode": "$VERSION"}'
+    printf '%s\n' '{"verb": "ask", "ok": true, "facts": null, "status": {"state": "applied", "generation": "$generation", "mode": "$mode", "node": "$node", "flavour": "$flavour", "kept": [$(kept_generations)], "quick": true}, "akpNode": "$VERSION"}'
     exit 0
 fi
 END
@@ -137,8 +151,8 @@ verb_ask() {
         make_work
         facts=$(verb_facts)
     fi
-    if seen_still; then
-        answer="{\"state\": \"applied\", \"generation\": \"$generation\", \"mode\": \"$mode\", \"node\": \"$node\", \"flavour\": \"$flavour\", \"quick\": true}"
+    if [ -z "$verify" ] && seen_still; then
+        answer="{\"state\": \"applied\", \"generation\": \"$generation\", \"mode\": \"$mode\", \"node\": \"$node\", \"flavour\": \"$flavour\", \"kept\": [$(kept_generations)], \"quick\": true}"
     else
         [ -n "$work" ] || make_work
         # A kernel that was right once and is not what it was: say in what.

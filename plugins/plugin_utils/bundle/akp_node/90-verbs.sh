@@ -198,7 +198,7 @@ verb_status() {
     printf '"kernel": [%s], ' "$(awk '{ printf "%s{\"family\": \"%s\", \"table\": \"%s\", \"generation\": \"%s\"}", (NR > 1 ? ", " : ""), $1, $2, $3 }' "$work/markers")"
     printf '"mode": %s, "node": %s, "flavour": %s, ' "$(json_or_null "$mode")" "$(json_or_null "$node")" "$(json_or_null "$flavour")"
     printf '"appliedAt": %s, ' "${r_time:-null}"
-    printf '"kept": [%s], ' "$([ ! -f "$STATE/history" ] || awk '{ printf "%s\"%s\"", (NR > 1 ? ", " : ""), $2 }' "$STATE/history")"
+    printf '"kept": [%s], ' "$(kept_generations)"
     confirm_status
     if [ "$drift" != null ]; then
         [ "$drift" -eq 0 ] || printf '"since": {"generation": "%s", "appliedAt": %d}, ' "$generation" "$r_time"
@@ -304,7 +304,7 @@ verb_rollback() {
     fi
     if [ -n "$1" ]; then
         found=$(sed -n "s/^\([0-9a-f]*\) $1[0-9a-f]*\$/\1/p" "$STATE/history")
-        [ -n "$found" ] || die 2 "generation $1 is not kept here; status lists those that are"
+        [ -n "$found" ] || die 2 "generation $1 is not kept here; those that are: $(kept_generations)"
         [ "$(printf '%s\n' "$found" | wc -l)" -eq 1 ] || die 2 "generation $1 is not unique, give more digits"
     else
         found=$(awk -v d="$r_digest" '$1 == d { print last; exit } { last = $1 }' "$STATE/history")
