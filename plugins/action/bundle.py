@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import approval
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import approval, following
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
@@ -88,33 +89,36 @@ class ActionModule(ControlAction):
                 f"{snapshot}: has the digest {peek(snapshot) or 'of no snapshot'}, but {options['digest']} was asked "
                 "for: this is not the cluster that the other runs see"
             )
-        waiting: list[str] = []
-        if options["approval"] == "frontends" and not plan and not self.check:
-            snapshot, waiting = approval.approved_cluster(directory, snapshot)
         names = options["node_names"]
         targets = None
         if options["hosts"] is not None:
             targets = [target(directory, host, names.get(host, "")) for host in options["hosts"]]
+        frontends = Frontends(directory.frontends)
+        waiting: list[str] = []
+        clusters: approval.Clusters = [(snapshot, targets)]
+        if options["approval"] == "frontends" and not plan and not self.check:
+            clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
+            snapshot = clusters[0][0]
         schedulers = Schedulers(options["schedulers"], options["scheduler_annotations"])
         vips = Vips(options["vip_policy"], options["external_ip_cidrs"], options["load_balancer_cidrs"])
         config = load_config(options["config"])
-        outcome: Outcome = without_collection(
-            lambda: render(directory, snapshot, config, targets, options["compat"], schedulers, vips)
-        )
+        outcome = Outcome()
+        for cluster, its in clusters:
+            rendered = partial(render, directory, cluster, config, its, options["compat"], schedulers, vips)
+            outcome.include(without_collection(rendered))
         outcome.warnings += tuple(waiting)
         approved = self._approved(plan, options)
         if plan and approved:
             _compare_with_plan(plan, approved, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
-        frontends = Frontends(directory.frontends)
         refuse_shrinkage(frontends, steps, options["max_removed_percent"])
         self._agreed(options, directory, approved, frontends, steps, outcome)
         steps = _steps(targets or (), outcome)
         about = {"snapshot": peek(snapshot)}
         if approved:
             about |= {"plan": approved.digest, "approvers": approved.approvers}
-            if not self.check:
-                approval.remember(directory, snapshot)
+            if plan and not self.check and outcome.generations.keys() - outcome.errors.keys():
+                following.begin(directory, read_json(plan) or {}, snapshot, frontends)
         directory.note("about", "localhost", about)
         if steps and not self.check:
             nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
@@ -175,7 +179,8 @@ class ActionModule(ControlAction):
         if approved:
             outcome.errors.update(approval.uncovered(approved, nodes))
         else:
-            outcome.errors.update(approval.unapproved(options["approval"], frontends, steps))
+            names = following.approved_frontends(directory)
+            outcome.errors.update(approval.unapproved(options["approval"], frontends, steps, names))
         good = [each for host, each in nodes.items() if host not in outcome.errors]
         if approved and approved.text:
             approval.lay_down(approved.text, approved.signatures, good)

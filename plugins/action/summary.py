@@ -11,7 +11,9 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.recor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.approval import plan_text, write_plan
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import write_json
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.following import conclude
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.freshness import Freshness, note_run
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends, shown
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import plan_of, summarise
 
 
@@ -57,6 +59,11 @@ class ActionModule(ControlAction):
             write_json(Path(options["status_file"]).expanduser(), result["nodes"])
         if not self.check:
             cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
+            missing = conclude(directory, Frontends(directory.frontends))
+            if missing:
+                lines.append(
+                    f"the plan is not carried out, not on {shown(missing, 20)}: follow it again, or make a new one"
+                )
             with Freshness(directory, cluster) as fresh:
                 note_run(fresh, directory, notes, options["hosts"], summary.failed)
                 if options["textfile"]:

@@ -17,7 +17,7 @@ from tests.node.signing import new_key
 
 from .play import BIN, SHOP, Run, playbook
 from .test_safety import entries, kernel
-from .test_sync import ALL, edited_shop
+from .test_sync import ALL, RESTORE, edited_shop, sabotage
 
 NAMES = ("alice", "bob", "mallory", "automation")
 
@@ -162,7 +162,8 @@ def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, invento
     assert "shop/new" in before
     done = playbook("sync-services", inventory, tmp_path, variables=plan, check=False)
     assert done.code == 2
-    why = f"has generation {went.node('n2')['generation']}, but the plan was made when it had generation {old}, and says"
+    new = went.node("n2")["generation"]
+    why = f"has generation {new}, but the plan was made when it had generation {old}, and says"
     assert any(line.startswith(f"  n2 failed: {why}") for line in done.summary), done.summary
     assert kernel(nodes.node("n2")) == before
     assert done.changed == {"n1": 1, "n2": 0, "n3": 0}
@@ -170,3 +171,63 @@ def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, invento
     # n1 has what the plan wants, which is as good.
     again = playbook("sync-services", inventory, tmp_path, "--limit", "n1", variables=plan)
     assert again.changed == {"n1": 0}
+
+
+@pytest.fixture
+def approved_shop(inventory: Path, tmp_path: Path) -> dict[str, Any]:
+    """Nodes that have the shop by a plan, and variables under which Services need one; one node after the other."""
+    variables: dict[str, Any] = {"kube_proxy_approval": "frontends", "kube_proxy_batches": [1, 1, 1]}
+    plan = following(playbook("plan-services", inventory, tmp_path, variables=variables))
+    playbook("sync-services", inventory, tmp_path, variables={**variables, **plan})
+    return variables
+
+
+def served(nodes: Lab) -> list[tuple[bool, bool]]:
+    """Of each node, whether it has the address that was planned, and the endpoint that came later."""
+    found = [kernel(node) for node in nodes.nodes]
+    return [("192.0.2.77" in each, "10.244.2.99:8080" in each) for each in found]
+
+
+def test_a_plan_that_fails_on_the_first_node_stops_no_endpoints(
+    nodes: Lab, inventory: Path, tmp_path: Path, approved_shop: dict[str, Any]
+) -> None:
+    shop = external_ip(tmp_path / "more")
+    variables = {**approved_shop, "kube_proxy_cluster_dir": str(shop)}
+    plan = following(playbook("plan-services", inventory, tmp_path, variables=variables))
+    # Nobody answers there: n1 goes back, n2 and n3 are not touched.
+    probe = {"kube_proxy_probes": [{"port": 9, "address": "127.0.0.1", "timeout": 1}]}
+    failed = playbook("sync-services", inventory, tmp_path, variables={**variables, **plan, **probe}, check=False)
+    assert "the node went back to generation" in failed.output
+    assert (failed.code, served(nodes)) == (2, [(False, False)] * 3)
+    assert "the plan is not carried out, not on n1, n2, n3: follow it again, or make a new one" in failed.summary
+    endpoint_more(shop)
+    moved = playbook("sync-services", inventory, tmp_path, variables=variables)
+    assert moved.changed == dict.fromkeys(ALL, 1)
+    assert "  Service/shop/catalog: was changed, and waits for approval" in moved.summary
+    assert served(nodes) == [(False, True)] * 3
+
+
+def test_nodes_that_took_half_a_plan_keep_it_and_get_endpoints(
+    nodes: Lab, inventory: Path, tmp_path: Path, approved_shop: dict[str, Any]
+) -> None:
+    shop = external_ip(tmp_path / "more")
+    variables = {**approved_shop, "kube_proxy_cluster_dir": str(shop)}
+    plan = following(playbook("plan-services", inventory, tmp_path, variables=variables))
+    sabotage(nodes.node("n2"))
+    failed = playbook("sync-services", inventory, tmp_path, variables={**variables, **plan}, check=False)
+    nodes.node("n2").run(["rm", RESTORE])
+    assert (failed.code, served(nodes)) == (2, [(True, False), (False, False), (False, False)])
+    assert "the plan is not carried out, not on n2, n3: follow it again, or make a new one" in failed.summary
+    endpoint_more(shop)
+    moved = playbook("sync-services", inventory, tmp_path, variables=variables)
+    assert moved.changed == dict.fromkeys(ALL, 1)
+    assert served(nodes) == [(True, True), (False, True), (False, True)]
+    assert playbook("sync-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 0)
+    # A plan for the two that are there; the third was away then, and gets what it missed.
+    two = ("--limit", "n1,n2")
+    plan = following(playbook("plan-services", inventory, tmp_path, *two, variables=variables))
+    done = playbook("sync-services", inventory, tmp_path, *two, variables={**variables, **plan})
+    assert done.changed == {"n1": 0, "n2": 1}
+    rest = playbook("sync-services", inventory, tmp_path, variables=variables)
+    assert rest.changed == {"n1": 0, "n2": 0, "n3": 1}
+    assert served(nodes) == [(True, True)] * 3

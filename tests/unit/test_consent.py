@@ -9,33 +9,36 @@ import pytest
 from agentless_kube_proxy.bundle.release import DeltaEntry
 from agentless_kube_proxy.cluster.record import record_of
 from agentless_kube_proxy.controller.consent import Consent, NoConsent
+from agentless_kube_proxy.controller.directory import WorkDirectory
+from agentless_kube_proxy.controller.following import begin
+from agentless_kube_proxy.controller.guard import Frontends
 
-from .build import service, slice_of, snapshot
+from .build import render, service, slice_of, snapshot
 
 
 @pytest.fixture
-def approved(tmp_path: Path) -> Path:
-    file = tmp_path / "approved.json"
-    record_of([service("web"), slice_of("web", "10.0.0.1")], "test").write(file)
-    return file
+def approved(tmp_path: Path) -> WorkDirectory:
+    directory = WorkDirectory(tmp_path)
+    record_of([service("web"), slice_of("web", "10.0.0.1")], "test").write(directory.approved)
+    return directory
 
 
 def test_without_a_policy_everything_may_be_pushed(tmp_path: Path) -> None:
     now = snapshot(service("web"), service("new"))
-    assert Consent(tmp_path / "approved.json", {}).allowed(now) == (now, ())
+    assert Consent(WorkDirectory(tmp_path), {}).allowed(now) == (now, ())
 
 
-def test_where_every_change_needs_a_plan_nothing_may(approved: Path) -> None:
+def test_where_every_change_needs_a_plan_nothing_may(approved: WorkDirectory) -> None:
     with pytest.raises(NoConsent, match="every change needs an approved plan"):
         Consent(approved, {"approval": "all"})
 
 
 def test_endpoints_need_a_first_plan(tmp_path: Path) -> None:
     with pytest.raises(NoConsent, match="run plan_services"):
-        Consent(tmp_path / "approved.json", {"approval": "frontends"})
+        Consent(WorkDirectory(tmp_path), {"approval": "frontends"})
 
 
-def test_services_wait_for_approval_and_endpoints_do_not(approved: Path) -> None:
+def test_services_wait_for_approval_and_endpoints_do_not(approved: WorkDirectory) -> None:
     consent = Consent(approved, {"approval": "frontends"})
     now = snapshot(service("web", externalIPs=["192.0.2.1"]), service("new"), slice_of("web", "10.0.0.2"))
     allowed, waiting = consent.allowed(now)
@@ -45,20 +48,46 @@ def test_services_wait_for_approval_and_endpoints_do_not(approved: Path) -> None
     assert consent.allowed(now)[0].services is allowed.services, "so that nothing is decided anew"
 
 
-def test_a_plan_that_is_followed_later_is_noticed(approved: Path) -> None:
+def test_a_plan_that_is_followed_later_is_noticed(approved: WorkDirectory) -> None:
     consent = Consent(approved, {"approval": "frontends"})
     now = snapshot(service("web"), service("new"))
     consent.allowed(now)
     assert not consent.renewed
-    record_of([service("web"), service("new")], "test").write(approved)
+    record_of([service("web"), service("new")], "test").write(approved.approved)
     assert consent.renewed
     assert consent.allowed(now)[1] == ()
+
+
+def test_hosts_that_took_a_plan_which_others_do_not_have_keep_its_services(approved: WorkDirectory) -> None:
+    consent = Consent(approved, {"approval": "frontends"})
+    now = snapshot(service("web"), service("new"), service("newer"), slice_of("web", "10.0.0.2"))
+    assert consent.allowed(now)[0].services == snapshot(service("web")).services
+    assert consent.ahead(now) is None
+    frontends = Frontends(approved.frontends)
+    target = render(service("web"), service("new"))
+    frontends.learn(target, "")
+    plan = {"digest": "d", "hosts": {"n1": {"generation": target.generation}, "n2": {"generation": "0" * 64}}}
+    cluster = approved.path / "cluster.json"
+    record_of([service("web"), service("new"), slice_of("web", "10.0.0.1")], "test").write(cluster)
+    assert not consent.under_way
+    begin(approved, plan, cluster, frontends)
+    assert consent.under_way, "this is the process that started this one"
+    assert consent.renewed
+    assert consent.allowed(now)[0].services == snapshot(service("web")).services
+    ahead = consent.ahead(now)
+    assert ahead is not None
+    assert ahead.services == snapshot(service("web"), service("new")).services
+    assert ahead.slices == now.slices
+    name = frontends.name(target.generation)
+    assert [consent.took_plan(host, name) for host in ("n1", "n2", "n3")] == [True, False, False]
+    assert not consent.took_plan("n2", "")
+    assert not Consent(approved, {}).under_way, "where nobody has to approve, nobody waits for plans"
 
 
 def test_what_is_pushed_is_signed(tmp_path: Path) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    consent = Consent(tmp_path / "approved.json", {"signing_key": str(key), "cluster_name": "shop"})
+    consent = Consent(WorkDirectory(tmp_path), {"signing_key": str(key), "cluster_name": "shop"})
     files = dict(consent.signed(DeltaEntry("n1", "a" * 64, "b" * 64, "c" * 64)))
     text = files["release"].decode()
     assert "cluster shop\n" in text

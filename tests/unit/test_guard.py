@@ -92,3 +92,11 @@ def test_who_needs_a_plan(frontends: Frontends) -> None:
     assert set(needed) == {"more", "first"}
     assert needed["more"].startswith("needs an approved plan (added shop/s4:http tcp IPv4): run plan_services")
     assert set(unapproved("all", frontends, steps)) == {"moved", "more", "first"}
+
+
+def test_what_others_were_given_by_a_plan_needs_no_other(frontends: Frontends) -> None:
+    one, more, most = learned(frontends, state(3), state(4, "10.244.1.1"), state(5))
+    steps = {"away": (one, more), "new": ("", more), "unknown": ("f" * 64, more), "beyond": (one, most)}
+    approved = {frontends.name(learned(frontends, state(4))[0])}
+    assert set(unapproved("frontends", frontends, steps, approved)) == {"beyond"}
+    assert set(unapproved("all", frontends, steps, approved)) == set(steps)

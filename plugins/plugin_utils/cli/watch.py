@@ -105,7 +105,7 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
             carrier,
             directory,
             choices=_choices,
-            consent=Consent(directory.path / "approved.json", settings),
+            consent=Consent(directory, settings),
             cluster=cluster,
             textfile=Path(textfile).expanduser() if textfile else None,
             say=_say_json if json_lines else _say_text,

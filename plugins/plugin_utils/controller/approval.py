@@ -15,16 +15,18 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..bundle.compare import Change
 from ..bundle.manifest import FILE
 from ..bundle.release import NAMESPACE, Entry, Release, new_release, parse_release, sign, write_release
 from ..cluster.record import Record, peek, read_record
 from .directory import WorkDirectory, read_json, write_json
+from .following import followed_now
 from .guard import Frontends, shown
+from .render import Target
 from .report import diff_text, plan_digest, plan_snapshot
 
 AUTOMATION = "automation"  # signs what needs nobody's approval; never an approver
@@ -179,14 +181,19 @@ def sign_for(cluster: str, directories: Sequence[Path], key: Path) -> None:
 # -- without a plan
 
 
-def unapproved(policy: str, frontends: Frontends, steps: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """Hosts whose change needs a plan, and why. What a node had already may be put back at any time."""
+def unapproved(
+    policy: str, frontends: Frontends, steps: Mapping[str, tuple[str, str]], approved: Collection[str] = ()
+) -> dict[str, str]:
+    """Hosts whose change needs a plan, and why. What a node had already may be put back at any time.
+
+    Approved: frontends that hosts were given by a plan. A host that was away meanwhile may have them as well.
+    """
     wrong: dict[str, str] = {}
     if policy == "none":
         return wrong
     for host, (before, after) in steps.items():
         old, new = frontends.name(before), frontends.name(after)
-        if before == after or (policy == "frontends" and old and old == new):
+        if before == after or (policy == "frontends" and new and (old == new or new in approved)):
             continue
         told = shown([f"{each.action} {each.title}" for each in frontends.changes(old, new)], 5) if new else ""
         why = f" ({told})" if policy == "frontends" and told else ""
@@ -196,9 +203,27 @@ def unapproved(policy: str, frontends: Frontends, steps: Mapping[str, tuple[str,
     return wrong
 
 
-def approved_cluster(directory: WorkDirectory, snapshot: Path) -> tuple[Path, list[str]]:
-    """The cluster with the Services that were approved and the endpoints of now, and what waits for approval."""
-    approved = directory.approved
+Clusters: TypeAlias = list[tuple[Path, Sequence[Target] | None]]
+
+
+def approved_clusters(
+    directory: WorkDirectory, snapshot: Path, targets: Sequence[Target] | None, frontends: Frontends
+) -> tuple[Clusters, list[str]]:
+    """The Services that were approved with the endpoints of now, for which targets, and what waits for approval."""
+    effective, waiting = _with_services(snapshot, directory.approved, directory.path / "effective.json")
+    plan = followed_now(directory)
+    ahead = [each for each in targets or () if plan and plan.took(each.host, frontends.name(each.recorded))]
+    if not ahead:
+        return [(effective, targets)], waiting
+    newer, _waiting = _with_services(
+        snapshot, plan_snapshot(directory.following), directory.path / "effective.following.json"
+    )
+    others = [each for each in targets or () if each not in ahead]
+    return [*([(effective, others)] if others else []), (newer, ahead)], waiting
+
+
+def _with_services(snapshot: Path, approved: Path, effective: Path) -> tuple[Path, list[str]]:
+    """A snapshot, with the Services of another, and how they differ."""
     if not peek(approved) or peek(approved) == peek(snapshot):
         return snapshot, []
     now, then = read_record(snapshot), read_record(approved)
@@ -206,7 +231,6 @@ def approved_cluster(directory: WorkDirectory, snapshot: Path) -> tuple[Path, li
     if not waiting:
         return snapshot, []
     lists = [each if each.kind != "Service" else _services_of(then) for each in now.lists]
-    effective = directory.path / "effective.json"
     Record(tuple(lists), now.source).write(effective)
     return effective, waiting
 
@@ -268,10 +292,3 @@ def plan_text(content: Mapping[str, Any]) -> list[str]:
     for names, told in groups.items():
         lines += [f"on {shown(names, 20)}:", *(f"  {line}" for text in told for line in text.splitlines())]
     return lines or ["no node would change"]
-
-
-def remember(directory: WorkDirectory, snapshot: Path) -> None:
-    """From now on these Services are approved."""
-    staged = directory.approved.with_suffix(".new")
-    shutil.copy(snapshot, staged)
-    staged.replace(directory.approved)

@@ -10,7 +10,9 @@
     plan.json         what a run in check mode would do
     frontends/        what each generation serves, to tell what a change means before it is made
     ledger.jsonl      what was done to which node
-    approved.json     the cluster of the last plan that was approved and followed
+    approved.json     the cluster of the last plan that was approved, and carried out on all of its hosts
+    followed.json     what that plan gave them
+    following.json    the plan that not all of its hosts have yet, and following.snapshot.json, its cluster
 
 Runs may share one at the same time if each has hosts of its own and all are given the same snapshot; otherwise each run
 needs its own. Clusters each have their own.
@@ -44,6 +46,8 @@ class WorkDirectory:
         self.frontends = path / "frontends"
         self.ledger = path / "ledger.jsonl"
         self.approved = path / "approved.json"
+        self.followed = path / "followed.json"
+        self.following = path / "following.json"
 
     def make(self) -> WorkDirectory:
         """Make it; only its owner may look into it."""
@@ -93,7 +97,7 @@ class WorkDirectory:
         ended = []
         for each in self.run.parent.iterdir():
             with contextlib.suppress(OSError):  # another run may be tidying up as well
-                if not _goes_on(each.name):
+                if not goes_on(each.name):
                     ended.append((each.stat().st_mtime, each))
         for _time, each in sorted(ended)[:-_KEPT_RUNS]:
             shutil.rmtree(each, ignore_errors=True)
@@ -123,7 +127,8 @@ def _named(process: int | str) -> str:
     return f"{process}-{started}" if started else str(process)
 
 
-def _goes_on(run: str) -> bool:
+def goes_on(run: str) -> bool:
+    """Whether a run has not ended."""
     process, dash, _started = run.partition("-")
     return bool(dash) and _named(process) == run
 

@@ -26,6 +26,7 @@ from ..backends.state import State, delta
 from ..bundle.archive import archive
 from ..bundle.release import DeltaEntry
 from ..bundle.write import delta_parts, sealed, write_bundle
+from ..cluster.snapshot import Snapshot
 from ..cluster.watch import Update, Watch
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import RefusedVips
@@ -109,6 +110,7 @@ class Follower:
         self._hosts: dict[str, Host] = {}
         self._choices: Choices | None = None
         self._desired: Desired | None = None
+        self._ahead: Desired | None = None  # for hosts that took a plan which others do not have
         self._update: Update | None = None
         self._frontends = Frontends(directory.frontends)
         self._unlearned: dict[str, State] = {}
@@ -280,6 +282,7 @@ class Follower:
         snapshot, waiting = self._consent.allowed(self._update.snapshot)
         try:
             self._desired.update(snapshot)
+            self._update_ahead(self._update.snapshot)
         except RefusedVips as error:
             self._say("refused", problem="; ".join(str(error).splitlines()))
             return
@@ -293,13 +296,29 @@ class Follower:
         if change is not None and change.hosts == 0 and self._settled:
             self._say("change", what=change.text, hosts=0)
 
+    def _update_ahead(self, snapshot: Snapshot) -> None:
+        allowed = self._consent.ahead(snapshot)
+        if allowed is None or self._choices is None:
+            self._ahead = None
+            return
+        self._ahead = self._ahead or Desired(self._choices)
+        self._ahead.update(allowed)
+
+    def _desired_of(self, host: Host) -> Desired | None:
+        """What it is computed with. Where the frontends that it has were not learned yet, nothing moved it."""
+        name = self._frontends.name(host.last) if self._ahead is not None else ""
+        if name:
+            host.ahead = self._consent.took_plan(host.name, name)
+        return self._ahead if self._ahead is not None and host.ahead else self._desired
+
     def _want(self, host: Host, change: Change | None) -> None:
         self._judged = False
-        if self._desired is None or self._update is None or host.facts is None:
+        desired = self._desired_of(host)
+        if desired is None or self._update is None or host.facts is None:
             return
         state, unusable = None, ""
         try:
-            state = self._desired.state(host.node, host.facts)
+            state = desired.state(host.node, host.facts)
         except (UnusableNode, InvalidFacts) as error:
             unusable = str(error)
         new = host.want(state)
@@ -340,7 +359,7 @@ class Follower:
             first = self._choices is None
             self._choices = choices
             self._min_period, self._period = choices.config.min_sync_period, choices.config.sync_period
-            self._desired = Desired(choices)
+            self._desired, self._ahead = Desired(choices), None
             if first and self._update is not None:
                 self._updated(self._update)
             elif not first:
@@ -381,13 +400,13 @@ class Follower:
                 self._confirmed(host)
 
     def _answered(self, host: Host, result: Mapping[str, Any], now: float) -> None:
-        had, facts = host.has, host.facts
+        had, facts, last = host.has, host.facts, host.last
         recovered = host.failures > 0
         # Not all at the same moment.
         spread = self._period * (sorted(self._hosts).index(host.name) / len(self._hosts)) if facts is None else 0.0
         host.answered(result, now + self._period + spread)
         self._judged = False
-        if facts != host.facts:
+        if facts != host.facts or (self._ahead is not None and last != host.last):
             self._want(host, None)
         if recovered:
             self._say("answers", host=host.name)
@@ -479,10 +498,11 @@ class Follower:
 
     def _wanted_of(self, host: Host) -> State | None:
         """What it shall have; of one that has not answered yet, as far as it answered before."""
-        if host.facts is not None or self._desired is None or self._update is None:
+        desired = self._desired_of(host)
+        if host.facts is not None or desired is None or self._update is None:
             return host.wanted
         try:
-            return self._desired.state(host.node, (self._directory.answer(host.name) or {}).get("facts"))
+            return desired.state(host.node, (self._directory.answer(host.name) or {}).get("facts"))
         except (UnusableNode, InvalidFacts):
             return None
 
@@ -512,10 +532,12 @@ class Follower:
         self._carrier.submit(host.name, arguments, patience=patience)
 
     def _may_push(self) -> bool:
-        """Whether no scheduled run is at it. After one, every host is asked what that left."""
-        if not self._lock.take():
+        """Whether no scheduled run is at it, and none that follows a plan. Then every host is asked what that left."""
+        planned = self._consent.under_way
+        if planned or not self._lock.take():
             if not self._locked_out:
-                self._say("waiting", problem=f"{self._lock.path}: a scheduled run goes on")
+                why = "a plan is being followed" if planned else f"{self._lock.path}: a scheduled run goes on"
+                self._say("waiting", problem=why)
             self._locked_out = True
             return False
         if self._locked_out:

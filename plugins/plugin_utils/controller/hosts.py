@@ -69,6 +69,7 @@ class Host:
     given: State | None = None  # the state of that name, if it is known here
     whole: bool = False  # a delta will not do
     wanted: State | None = None
+    ahead: bool = False  # it has a plan that not all hosts have
     unusable: str = ""  # why nothing can be wanted of it
     busy: Need = Need.NOTHING
     sent: State | None = None

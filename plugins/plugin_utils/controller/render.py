@@ -53,6 +53,19 @@ class Outcome:
     rendered: int = 0
     warnings: tuple[str, ...] = ()  # addresses that Services claim and should not
 
+    def include(self, other: Outcome) -> None:
+        """Add what became of other targets."""
+        self.generations |= other.generations
+        self.nodes |= other.nodes
+        self.counts |= other.counts
+        self.stale = sorted(self.stale + other.stale)
+        self.written += other.written
+        self.errors |= other.errors
+        self.problems = tuple(dict.fromkeys(self.problems + other.problems))
+        self.ignored = {**other.ignored, **self.ignored}
+        self.rendered += other.rendered
+        self.warnings = tuple(dict.fromkeys(self.warnings + other.warnings))
+
 
 def load_config(config: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """A KubeProxyConfiguration from a file, or given in place with its header left out."""
