@@ -1,0 +1,141 @@
+"""Variables as people type them: what -e key=value gives are words, and "false" and "50" mean what they say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.lab import Lab
+
+from .control import ControlHost, control_host
+from .play import ROOT, SHOP, Run, playbook
+
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
+
+
+CONDITIONS = {"when", "that", "failed_when", "changed_when", "until"}
+
+
+def expressions(file: Path) -> Iterator[str]:
+    """What Jinja evaluates in a file of a role."""
+    text = file.read_text()
+    yield from (part for parts in re.findall(r"\{\{(.*?)\}\}|\{%(.*?)%\}", text, re.S) for part in parts)
+    if file.suffix == ".yml":
+        yield from conditions(yaml.safe_load(text))
+
+
+def conditions(content: Any) -> Iterator[str]:
+    if isinstance(content, list):
+        for each in content:
+            yield from conditions(each)
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            if key in CONDITIONS:
+                yield from map(str, value if isinstance(value, list) else [value])
+            else:
+                yield from conditions(value)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_numbers_and_truths_are_made_such_wherever_they_are_used(role: str) -> None:
+    folder = ROOT / "roles" / role
+    specs = yaml.safe_load((folder / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    kinds = {name: each["type"] for name, each in specs["main"]["options"].items() if each["type"] in ("int", "bool")}
+    for file in sorted(
+        each for part in ("tasks", "handlers", "vars", "templates") for each in folder.glob(f"{part}/*")
+    ):
+        for text in expressions(file):
+            for name, kind in kinds.items():
+                for use in re.finditer(rf"\b{name}\b(?! \| {kind}\b)", text):
+                    # Where it becomes part of a text, any text will do.
+                    joined = text[: use.start()].endswith("~ ")
+                    assert joined or text.strip() == name, f"{file}: {name} without | {kind}"
+
+
+def typed(name: str, inventory: Path, work: Path, *words: str, **options: Any) -> Run:
+    return playbook(name, inventory, work, *(part for word in words for part in ("-e", word)), **options)
+
+
+def test_a_node_is_prepared_as_the_words_say(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    node = nodes.node("n1")
+    node.run(["sh", "-c", "cp /bin/sleep /usr/local/bin/kube-proxy"])
+    with subprocess.Popen(node.enter(["/usr/local/bin/kube-proxy", "600"])) as process:
+        try:
+            words = ("kube_proxy_manage_packages=false", "kube_proxy_hosts=n1")
+            refused = typed("prepare-nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=false", check=False)
+            assert "kube-proxy runs on n1" in " ".join(refused.output.split())
+            typed("prepare-nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=true")
+        finally:
+            process.kill()
+
+
+def test_what_runs_at_boot_is_what_the_words_say(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    node = nodes.node("n1")
+
+    def cron(*words: str) -> list[str]:
+        typed("boot-services", inventory, tmp_path, "kube_proxy_hosts=n1", *words)
+        lines = node.run(["cat", "/etc/cron.d/akp-restore"]).stdout.splitlines()
+        return [line.split(" root ")[0] for line in lines if " root " in line]
+
+    try:
+        assert cron("kube_proxy_boot_check_minutes=0") == ["@reboot"]
+        assert cron("kube_proxy_boot_check_minutes=1") == ["@reboot", "* * * * *"]
+        assert cron("kube_proxy_boot_check_minutes=60") == ["@reboot", "0 * * * *"]
+        assert node.run(["ls", "/usr/local/sbin"]).stdout == "akp-node\n"
+    finally:
+        words = ("kube_proxy_hosts=n1", "kube_proxy_boot_state=absent", "kube_proxy_install=false")
+        typed("boot-services", inventory, tmp_path, *words)
+    assert node.run(["ls", "/usr/local/sbin"]).stdout == "", "nobody else needs the program"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[ControlHost]:
+    with control_host(tmp_path / "control") as made:
+        yield made
+
+
+def test_a_schedule_is_what_the_words_say(host: ControlHost, tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("n1:\n")
+
+    def script(*words: str, **options: Any) -> str:
+        own = ("kube_proxy_dir=", "kube_proxy_schedule_with=cron")
+        how: dict[str, Any] = {"environment": host.environment, "prefix": host.command([]), **options}
+        run = typed("schedule-services", inventory, host.home / "play", *own, *words, **how)
+        return run.output if run.code else (host.home / ".akp" / "default" / "schedule" / "run").read_text()
+
+    text = script("kube_proxy_schedule_minutes=60", "kube_proxy_schedule_jitter=9", "kube_proxy_schedule_log_keep=0")
+    assert "$1 % 10 }" in text
+    assert "rm log\n" in text
+    assert "0 * * * * " in host.run("crontab", "-l")
+    assert "sleep" not in script("kube_proxy_schedule_minutes=10", "kube_proxy_schedule_jitter=0")
+    long = script("kube_proxy_schedule_minutes=10", "kube_proxy_schedule_jitter=1000", check=False)
+    assert "is 1000 seconds, which is not less than the 10 minutes" in " ".join(long.split())
+
+
+def test_a_run_takes_numbers_and_truths_as_words(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(SHOP / "nodes.yaml", empty)
+    words = (
+        "kube_proxy_confirm_within=20",
+        "kube_proxy_verify=false",
+        "kube_proxy_install=false",
+        "kube_proxy_batches=2",
+    )
+    typed("sync-services", inventory, tmp_path, *words)
+    lost = (f"kube_proxy_cluster_dir={empty}", "kube_proxy_max_unhealthy_percent=50")
+    refused = typed(
+        "sync-services", inventory, tmp_path, *words, *lost, "kube_proxy_max_removed_percent=50", check=False
+    )
+    assert "more than 50 %" in " ".join(refused.output.split())
+    meant = typed("sync-services", inventory, tmp_path, *words, *lost, "kube_proxy_max_removed_percent=100")
+    assert meant.changed == dict.fromkeys(("n1", "n2", "n3"), 1)
+    assert nodes.node("n1").run(["ls", "/usr/local/sbin"]).stdout == ""
