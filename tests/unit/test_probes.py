@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.server
 import json
+import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ HERE = "127.0.0.1"
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """200 at /, 503 elsewhere."""
+    """200 at /, 302 at /moved, 503 elsewhere."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/" else 503)
+        self.send_response({"/": 200, "/moved": 302}.get(self.path, 503))
+        if self.path == "/moved":
+            self.send_header("Location", "/")
         self.end_headers()
-        self.wfile.write(b"all is well")
+        self.wfile.write("all is well '$(touch pwned)' * \\ \"quoted\" ünï\ntwo\nlines\n".encode())
 
     def log_message(self, *_arguments: Any) -> None:
         """Say nothing."""
@@ -105,16 +109,49 @@ def test_what_is_no_probe_is_said(given: dict[str, Any], reason: str) -> None:
         parse_probes([given], HERE)
 
 
+TOOLS = ("sh", "sed", "head", "sleep", "bash", "timeout")
+
+
+@pytest.fixture(params=["curl", "wget", "busybox"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The commands of a node that has one program to ask with."""
+    fetcher = "curl" if request.param == "curl" else "wget"
+    real = {each: shutil.which(each) for each in (*TOOLS, request.param)}
+    for name, target in real.items():
+        if target:
+            (tmp_path / (fetcher if name == request.param else name)).symlink_to(target)
+    return str(tmp_path)
+
+
 @pytest.mark.parametrize("shell", [["dash"], ["busybox", "ash"]], ids=lambda shell: shell[0])
-def test_a_node_probes_with_what_it_has(shell: list[str], web: int, closed: int) -> None:
+def test_a_node_probes_with_what_it_has(shell: list[str], path: str, web: int, closed: int, tmp_path: Path) -> None:
     def say(*probes: dict[str, Any]) -> str:
         script = node_script(parse_probes([{"from": "node", "timeout": 1, **each} for each in probes], HERE))
-        return subprocess.run([*shell, "-c", f"{script}echo well"], capture_output=True, text=True, check=False).stdout
+        argv = [str(shutil.which(shell[0])), *shell[1:], "-c", f"{script}echo well"]
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, env={"PATH": path}, cwd=tmp_path
+        ).stdout
 
     assert say({"port": web}, {"type": "http", "port": web}) == "well\n"
     assert say({"type": "http", "port": web, "path": "/x", "status": 503}) == "well\n"
-    for bad in ({"port": closed, "name": 'the "shop"; echo $(id)'}, {"type": "http", "port": web, "path": "/x"}):
+    assert say({"type": "http", "port": web, "path": "/x", "status": [404, 503]}) == "well\n"
+    assert say({"type": "http", "port": web, "path": "/moved", "status": 302}) == "well\n"
+    for part in ("all is well", "'$(touch", '* \\ "quoted"', "two\nlines\n", "ünï", "$(touch pwned)' "):
+        assert say({"type": "http", "port": web, "contains": part}) == "well\n", part
+    http = {"type": "http", "port": web}
+    for bad in (
+        {"port": closed, "name": 'the "shop"; echo $(id)'},
+        {**http, "path": "/x"},
+        {**http, "status": 204},
+        {**http, "contains": "ill"},
+        {**http, "contains": "all.is.well"},
+        {**http, "contains": "other\nlines"},
+        {**http, "contains": "'; touch pwned; '"},
+        {**http, "port": closed},
+        {**http, "port": closed, "contains": "all"},
+    ):
         told = json.loads(say({"port": web}, bad))
         assert told["probe"] is True
         assert "does not answer from the node" in told["error"]
+    assert not (tmp_path / "pwned").exists()
     assert node_script(parse_probes([{"port": 1}], HERE)) == ""
