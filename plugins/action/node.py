@@ -54,6 +54,10 @@ _LEFT = (
     "that was applied asks for it; kube-proxy left it, or an earlier bundle. sysctl -w "
     "net.ipv4.conf.all.route_localnet=0 switches it off"
 )
+_NOT_SENT = (
+    "kube_proxy_keep has no effect with kube_proxy_command: who may run one command can set nothing for it. The line "
+    "`keep N` in /etc/akp/node.conf on the node does it"
+)
 _STATES = ["applied", "confirmed", "gathered", "restored", "rolled_back", "absent"]
 _ACTIONS = {
     "applied": "sync",
@@ -62,6 +66,10 @@ _ACTIONS = {
     "rolled_back": "rollback",
     "absent": "cleanup",
 }
+
+
+class _AsBefore(AnsibleActionFail):
+    """A failure that leaves the node with what it had."""
 
 
 class ActionModule(RemoteAction):
@@ -118,16 +126,20 @@ class ActionModule(RemoteAction):
         phase = "ask" if options["state"] == "gathered" else "push"
         watch = Stopwatch()
         try:
+            if options["keep"] < 0:
+                raise AnsibleActionFail(f"kube_proxy_keep: {options['keep']} is no number of bundles, nor 0")
             result: dict[str, Any] = getattr(self, f"_{options['state']}")()
         except AnsibleConnectionFailure as error:
             self._work.note(phase, self._host, {**watch.fields(), "failed": f"unreachable: {error.message}"})
-            self._audit({"error": f"unreachable: {error.message}"})
+            self._audit({**self._generations(), "error": f"unreachable: {error.message}"})
             raise
         except (AnsibleError, NoAnswer) as error:
             message = str(error) if isinstance(error, NoAnswer) else error.message
             self._work.note(phase, self._host, {**watch.fields(), "failed": message})
-            self._audit({"error": message})
+            self._audit({**self._generations(same=isinstance(error, _AsBefore)), "error": message})
             raise AnsibleActionFail(message) from None  # what it came from would be printed once more
+        if options["command"] and options["keep"]:
+            result["warnings"] = [*result.get("warnings", ()), _NOT_SENT]
         noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
         self._work.note(phase, self._host, {**watch.fields(), **noted})
         # What somebody else has to confirm is entered when he does: until then the node may go back.
@@ -137,6 +149,17 @@ class ActionModule(RemoteAction):
 
     # Whether something was sent that may have changed the node.
     _tried = False
+
+    def _generations(self, *, same: bool = False) -> dict[str, Any]:
+        """Before and after a failure, as far as they are known: what is not is left out."""
+        if self._options["state"] == "confirmed":
+            before = self._options["generation"]
+        else:
+            answered = self._work.answer(self._host)
+            if answered is None:
+                return {}
+            before = answered["status"].get("generation")
+        return {"before": before, **({"after": before} if same else {})}
 
     def _audit(self, fields: Mapping[str, Any]) -> None:
         """What became of the node, for the ledger; questions and rehearsals are not worth an entry."""
@@ -167,6 +190,9 @@ class ActionModule(RemoteAction):
         facts["tcpBeLiberal"] = result.get("tcpBeLiberal", facts.get("tcpBeLiberal", 0))
         facts["routeLocalnetLeft"] = result.get("routeLocalnetLeft", facts.get("routeLocalnetLeft", False))
         status = result["status"]
+        # What is not confirmed may go again, and nobody would have to be told.
+        held = "" if status.get("unconfirmed") else status.get("generation")
+        recorded = held or known.get("recorded")
         write_json(
             self._work.answer_file(self._host),
             {
@@ -175,10 +201,12 @@ class ActionModule(RemoteAction):
                 "key": result.get("key") or known["key"],
                 "facts": facts,
                 "status": status,
+                "recorded": recorded,
                 "oldProgram": self._carried,
             },
         )
         self._differences = status.get("differences") or []
+        drifted = report.drift_lines(self._host, status, recorded)
         left = (
             {"warnings": [_LEFT.format(host=self._host)]}
             if facts["routeLocalnetLeft"] and self._options["verify"]
@@ -193,9 +221,9 @@ class ActionModule(RemoteAction):
             "applied_at": status.get("appliedAt"),
             "drift": status.get("drift"),
             "unconfirmed": status.get("unconfirmed"),
-            "intact": status["state"] in ("applied", "absent") and not status.get("drift"),
+            "intact": not drifted,
             "differences": self._differences,
-            "drifted": report.drift_lines(self._host, status),
+            "drifted": drifted,
             "kept": status.get("kept") or [],
             "facts": facts,
         }
@@ -294,6 +322,7 @@ class ActionModule(RemoteAction):
         """Say over a new connection that all is well. Whatever keeps us from it, the node goes back by itself."""
         deadline = time.monotonic() + int(applied["confirmWithin"]) - 2
         back = f"generation {applied['previous']}" if applied.get("previous") else "having nothing applied"
+        alone = f"the node goes back by itself to {back}, {applied['confirmWithin']} s after the change"
         arguments, script = ["confirm", str(applied["confirm"])], node_script(probes)
         try:
             run_probes(probes)
@@ -314,23 +343,23 @@ class ActionModule(RemoteAction):
                 raise AnsibleActionFail(str(answer.result.get("error") or answer.result))
             return answer
         except ProbeFailed as error:
-            raise AnsibleActionFail(f"not confirmed: probe {error}; {self._go_back(applied, back)}") from None
+            message = f"not confirmed: probe {error}"
+            if self._went_back(applied):
+                raise _AsBefore(f"{message}; the node went back to {back}") from None
+            raise AnsibleActionFail(f"{message}; {alone}") from None
         except (AnsibleError, NoAnswer) as error:
             message = str(error) if isinstance(error, NoAnswer) else error.message
-            raise AnsibleActionFail(
-                f"not confirmed over a new connection: {message}; the node goes back by itself to {back}, "
-                f"{applied['confirmWithin']} s after the change"
-            ) from None
+            raise AnsibleActionFail(f"not confirmed over a new connection: {message}; {alone}") from None
 
-    def _go_back(self, applied: Mapping[str, Any], back: str) -> str:
+    def _went_back(self, applied: Mapping[str, Any]) -> bool:
         """A node that can be reached need not wait for its own clock."""
-        if applied.get("previous"):
-            try:
-                self._answer(self._way.ask(["rollback", str(applied["previous"])]))
-                return f"the node went back to {back}"
-            except (AnsibleError, NoAnswer):
-                pass  # then it does so by itself
-        return f"the node goes back by itself to {back}, {applied['confirmWithin']} s after the change"
+        if not applied.get("previous"):
+            return False
+        try:
+            self._answer(self._way.ask(["rollback", str(applied["previous"])]))
+        except (AnsibleError, NoAnswer):
+            return False  # then it does so by itself
+        return True
 
     def _new_connection(self) -> None:
         """Connections that were open before the change prove nothing: the kernel knows them."""
@@ -339,14 +368,27 @@ class ActionModule(RemoteAction):
 
     def _restored(self) -> dict[str, Any]:
         """Apply again what was applied last, whatever somebody made of it; the cluster is not asked."""
-        status = (self._work.answer(self._host) or {}).get("status") or {}
+        answered = self._work.answer(self._host) or {}
+        status = answered.get("status") or {}
         arguments = ["restore", "--verify"]
         if self.check:
             intact = self._gathered()["intact"]
             return {"changed": not intact, "node": self._name, "generation": status.get("generation")}
+        if answered.get("recorded") and not status.get("generation"):
+            return self._given_again(answered["recorded"])
         self._tried = True
         answer = self._ask(arguments)
         return self._told(answer, None, status.get("differences") or ())
+
+    def _given_again(self, generation: str) -> dict[str, Any]:
+        """A node that lost its own copy gets ours, if that is still the one."""
+        manifest = read_json(self._work.bundles / self._name / FILE) or {}
+        if manifest.get("generation") != generation:
+            raise AnsibleActionFail(
+                f"{self._host} has lost generation {generation}, and the bundle of it is not here any more either: "
+                "a run of sync_services gives it what it shall have now"
+            )
+        return self._applied()
 
     def _rolled_back(self) -> dict[str, Any]:
         """Go back to the bundle before, or to a kept one."""
@@ -355,9 +397,20 @@ class ActionModule(RemoteAction):
         arguments += ["--dry-run"] if self.check else []
         arguments += [self._options["generation"]] if self._options["generation"] else []
         self._tried = True
-        answer = self._ask(arguments)
+        try:
+            answer = self._ask(arguments)
+        except _AsBefore as error:
+            raise _AsBefore(self._unless_kept(error.message)) from None
         self._remember(answer)
         return self._told(answer, None, ())
+
+    def _unless_kept(self, refusal: str) -> str:
+        """Why the node does not go back: if it does not keep the generation, with those that it keeps."""
+        wanted = self._options["generation"]
+        kept = [str(each) for each in self._ask(["status"]).result.get("kept") or ()]
+        if not wanted or any(each.startswith(wanted) for each in kept):
+            return refusal
+        return f"generation {wanted} is not kept on {self._host}, which keeps {', '.join(kept) or 'none'}"
 
     def _absent(self) -> dict[str, Any]:
         """Take away everything that was ever applied."""
@@ -376,7 +429,10 @@ class ActionModule(RemoteAction):
         """What the node has now, so that another task of this run need not ask again."""
         known = self._work.answer(self._host)
         if known is not None and not self.check:
-            known |= {"status": {"state": "applied", "generation": answer.result["generation"]}, "oldProgram": False}
+            generation = answer.result["generation"]
+            known |= {"status": {"state": "applied", "generation": generation}, "oldProgram": False}
+            if not answer.result.get("confirm") or self._options["confirm"]:
+                known["recorded"] = generation
             write_json(self._work.answer_file(self._host), known)
 
     # -- results
@@ -440,5 +496,8 @@ class ActionModule(RemoteAction):
     def _answer(self, command: Command) -> Answer:
         answer = parse_answer(**self._exec_answer(command))
         if not answer.result["ok"] and not answer.needs_program:
-            raise AnsibleActionFail(str(answer.result.get("error") or json.dumps(answer.result)))
+            error = str(answer.result.get("error") or json.dumps(answer.result))
+            # The codes of what is refused before anything is touched; the words of what was undone.
+            same = answer.result.get("code") in (2, 5) or "the old state is back" in error
+            raise _AsBefore(error) if same else AnsibleActionFail(error)
         return answer

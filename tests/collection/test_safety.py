@@ -315,9 +315,46 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
     assert "(shop/catalog" in alarm.output
     assert "extra rule: ipv4 filter KUBE-FORWARD: -A KUBE-FORWARD -j ACCEPT" in alarm.output
     assert [kernel(node) for node in nodes.nodes] == changed, "an alarm changes nothing"
-    healed = playbook("verify-services", inventory, tmp_path, variables={"kube_proxy_heal": True})
+    # As people type it: Ansible takes false and true of key=value for words.
+    alarm = playbook("verify-services", inventory, tmp_path, "-e", "kube_proxy_heal=false", check=False)
+    assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
+    assert [kernel(node) for node in nodes.nodes] == changed
+    healed = playbook("verify-services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
     assert healed.changed == {"n1": 0, "n2": 1, "n3": 0}
     assert "(shop/catalog" in healed.output
     assert [kernel(node) for node in nodes.nodes] == before
     last = entries(tmp_path)[-1]
     assert (last["action"], list(last["nodes"])) == ("heal", ["n2"])
+
+
+def test_a_node_that_has_nothing_any_more_is_found_out_and_healed(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    fresh = playbook("verify-services", inventory, tmp_path)
+    assert fresh.changed == dict.fromkeys(ALL, 0), "where nothing was applied, nothing is missing"
+    generation = playbook("sync-services", inventory, tmp_path).node("n2")["generation"]
+    before = kernel(nodes.node("n2"))
+    lose = "sh /var/lib/akp/bundles/*/akp-node cleanup >/dev/null; rm -rf /var/lib/akp; iptables-save | grep KUBE || :"
+    assert nodes.node("n2").run(["sh", "-c", lose]).stdout == ""
+    for _again in range(2):
+        alarm = playbook("verify-services", inventory, tmp_path, check=False)
+        assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
+        assert f"n2 has lost generation {generation}" in alarm.output
+    (gathered,) = (
+        each.result for each in playbook("gather-state", inventory, tmp_path).of("node") if each.host == "n2"
+    )
+    assert (gathered["state"], gathered["intact"]) == ("absent", False)
+    heal = ("verify-services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
+    assert playbook(*heal, "--check").changed == {"n1": 0, "n2": 1, "n3": 0}
+    assert playbook(*heal).changed == {"n1": 0, "n2": 1, "n3": 0}
+    assert kernel(nodes.node("n2")) == before
+    last = entries(tmp_path)[-1]
+    assert (last["action"], last["nodes"]["n2"]["after"]) == ("heal", generation)
+    assert playbook(*heal).changed == dict.fromkeys(ALL, 0)
+
+    # What is not here any more cannot be given; and what was cleaned up from here is not missing.
+    nodes.node("n2").run(["sh", "-c", lose])
+    shutil.rmtree(tmp_path / "akp" / "bundles" / "n2")
+    helpless = playbook(*heal, check=False)
+    assert "n2 has lost generation" in helpless.output
+    assert "a run of sync_services gives it what it shall have now" in " ".join(helpless.output.split())
+    playbook("cleanup-services", inventory, tmp_path)
+    assert playbook("verify-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)

@@ -313,6 +313,14 @@ def test_a_node_goes_back_to_what_it_had(inventory: Path, tmp_path: Path) -> Non
         assert (run.node("n1")["previous"], run.node("n1")["generation"]) == (second, first)
     assert back.node("n1")["endpoints"] == {"added": 2, "removed": 0}
     assert playbook(str(tmp_path / "back.yml"), inventory, tmp_path).changed == {"n1": 0}
+    play[0]["tasks"] = [{"agentless.kube_proxy.node": {"state": "rolled_back", "generation": "0000"}}]
+    (tmp_path / "back.yml").write_text(yaml.safe_dump(play))
+    nowhere = playbook(str(tmp_path / "back.yml"), inventory, tmp_path, check=False)
+    (told,) = (each.result["msg"] for each in nowhere.of("node"))
+    assert told.startswith("generation 0000 is not kept on n1, which keeps ")
+    assert {first, second} == set(told.partition(" keeps ")[2].split(", "))
+    (gathered,) = (each.result for each in playbook("gather-state", inventory, tmp_path, "--limit", "n1").of("node"))
+    assert set(gathered["kept"]) == {first, second}
 
 
 def test_gathering_says_what_is_there_and_changes_nothing(nodes: Lab, inventory: Path, tmp_path: Path) -> None:

@@ -74,9 +74,18 @@ def difference_text(each: Mapping[str, Any]) -> str:
     return f"{text}: {each['rule']}" if each.get("rule") else text
 
 
-def drift_lines(host: str, status: Mapping[str, Any]) -> list[str]:
-    """What somebody made of what was applied, for people; nothing if it is as it was left."""
+def drift_lines(host: str, status: Mapping[str, Any], recorded: str | None = None) -> list[str]:
+    """What somebody made of what was applied, for people; nothing if it is as it was left.
+
+    Recorded is the generation that the host is known to have had. One with nothing on it is as it was left only if
+    nothing was ever applied, or it was cleaned up from here.
+    """
     state, differences = status.get("state"), status.get("differences") or []
+    if state == "absent" and recorded:
+        return [
+            f"{host} has lost generation {recorded}: nothing of it is there any more, nor a record that it was",
+            "  if that was meant, a run of cleanup_services has it forgotten here as well",
+        ]
     if state in ("applied", "absent") and not status.get("drift"):
         return []
     applied = status.get("appliedAt")
