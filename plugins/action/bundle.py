@@ -25,7 +25,6 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.ba
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
     Stopwatch,
     WorkDirectory,
-    read_json,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends, refuse_shrinkage
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
@@ -37,11 +36,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.re
     render,
     target,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import (
-    limited,
-    plan_digest,
-    plan_snapshot,
-)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import limited, plan_snapshot
 
 
 class ActionModule(ControlAction):
@@ -81,6 +76,7 @@ class ActionModule(ControlAction):
         watch = Stopwatch()
         directory = self.directory(options)
         plan = Path(options["plan"]).expanduser() if options["plan"] else None
+        approved = self._approved(plan, options)
         snapshot = plan_snapshot(plan) if plan else directory.snapshot
         if options["snapshot"]:
             snapshot = Path(options["snapshot"]).expanduser()
@@ -107,18 +103,17 @@ class ActionModule(ControlAction):
             rendered = partial(render, directory, cluster, config, its, options["compat"], schedulers, vips)
             outcome.include(without_collection(rendered))
         outcome.warnings += tuple(waiting)
-        approved = self._approved(plan, options)
-        if plan and approved:
-            _compare_with_plan(plan, approved, snapshot, targets or (), outcome)
+        if approved:
+            _compare_with_plan(approved.plan, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
         refuse_shrinkage(frontends, steps, options["max_removed_percent"])
         self._agreed(options, directory, approved, frontends, steps, outcome)
         steps = _steps(targets or (), outcome)
         about = {"snapshot": peek(snapshot)}
         if approved:
-            about |= {"plan": approved.digest, "approvers": approved.approvers}
-            if plan and not self.check and outcome.generations.keys() - outcome.errors.keys():
-                following.begin(directory, read_json(plan) or {}, snapshot, frontends)
+            about |= {"plan": approved.plan["digest"], "approvers": approved.approvers}
+            if not self.check and outcome.generations.keys() - outcome.errors.keys():
+                following.begin(directory, approved.plan, snapshot, frontends)
         directory.note("about", "localhost", about)
         if steps and not self.check:
             nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
@@ -156,12 +151,8 @@ class ActionModule(ControlAction):
         """The plan to follow, if enough have agreed to it."""
         if plan is None:
             return None
-        content = read_json(plan)
-        if content is None:
-            raise AnsibleActionFail(f"{plan}: there is no plan")
         allowed = Path(options["allowed_signers"]).expanduser() if options["allowed_signers"] else None
-        digest = options["plan_digest"] or ""
-        return approval.approval_of(plan, content, digest, allowed, options["signatures"])
+        return approval.approval_of(plan, options["plan_digest"] or "", allowed, options["signatures"])
 
     def _agreed(
         self,
@@ -207,13 +198,8 @@ def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, 
     }
 
 
-def _compare_with_plan(
-    path: Path, approved: approval.Approval, snapshot: Path, targets: Iterable[Target], outcome: Outcome
-) -> None:
+def _compare_with_plan(plan: Mapping[str, Any], snapshot: Path, targets: Iterable[Target], outcome: Outcome) -> None:
     """What was approved is what will be applied, or nothing is."""
-    plan = read_json(path) or {}
-    if plan_digest(plan) != approved.digest:
-        raise AnsibleActionFail(f"{path}: its digest is {plan_digest(plan)}, but {approved.digest} was approved")
     if plan.get("snapshot") != peek(snapshot):
         raise AnsibleActionFail(f"{snapshot}: is not the cluster that the plan was made for; make a new plan")
     recorded = {each.host: each.recorded for each in targets}

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.controller.approval import beside
+from agentless_kube_proxy.bundle.release import sign
+from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.cluster.record import peek, record_of
+from agentless_kube_proxy.controller.approval import NotApproved, approval_of, beside, plan_file, write_plan
+from agentless_kube_proxy.controller.directory import WorkDirectory, read_json, write_json
+from agentless_kube_proxy.controller.report import as_data, plan_digest, plan_of, service_changes
+
+from tests.node.signing import new_key
+
+from .build import render, service
 
 OLD, NEW, OTHER = "a" * 64, "b" * 64, "c" * 64
 
@@ -50,3 +65,127 @@ def test_a_plan_is_for_its_hosts_and_its_generations() -> None:
         "n1": f"would get generation {OTHER}, but the plan says {NEW}; make a new plan",
         "n9": "is not in the plan; make a new plan",
     }
+
+
+SHOWN = "on n1:\n  + shop/web:http tcp IPv4\n      + clusterIP 10.96.7.7:80\n"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A plan that adds a Service to a node, as plan_services leaves it."""
+    directory = WorkDirectory(tmp_path / "akp").make()
+    state = render(service("web"))
+    write_bundle(state, directory.bundles / "n1")
+    cluster = tmp_path / "cluster.json"
+    record_of([service("web")], "test").write(cluster)
+    changes = service_changes((), (directory.bundles / "n1" / "services.jsonl").read_text().splitlines())
+    pushed = {"phase": "push", "host": "n1", "node": "n1", "generation": state.generation, "changed": True}
+    content = plan_of([{**pushed, "changes": as_data(changes)}], peek(cluster))
+    path = tmp_path / "plan.json"
+    write_plan(path, content, cluster, "shop", directory, ["what plan_services said"])
+    return path
+
+
+@pytest.fixture
+def alice(tmp_path: Path) -> Path:
+    return new_key(tmp_path / "keys", "alice")
+
+
+@pytest.fixture
+def allowed(alice: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "allowed_signers"
+    file.write_text(f"alice {alice.with_suffix('.pub').read_text()}")
+    return file
+
+
+def akp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [str(Path(sys.executable).parent / "akp"), "approve", *map(str, arguments)]
+    return subprocess.run(argv, check=False, capture_output=True, text=True)
+
+
+def forge(path: Path, **fields: Any) -> None:
+    """Change a plan, as somebody would who knows how its digest is made."""
+    content = {**(read_json(path) or {}), **fields}
+    write_json(path, {**content, "digest": plan_digest(content)})
+
+
+def test_what_is_shown_is_what_is_signed(written: Path, alice: Path, allowed: Path) -> None:
+    plan_file(written, "txt").write_text("no node would change\n")
+    done = akp(written, "--key", alice, "--yes", "--allowed-signers", allowed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(SHOWN)
+    assert "no node would change" not in done.stdout
+    assert done.stdout.endswith("signed by 1: alice\n")
+    assert approval_of(written, "", allowed, 1).approvers == ("alice",)
+
+
+def test_a_signature_is_good_for_no_other_plan(written: Path, alice: Path, allowed: Path) -> None:
+    genuine = written.read_text()
+    hosts = json.loads(genuine)["hosts"]
+    forge(written, hosts={"n1": {**hosts["n1"], "changes": []}})
+    refused = akp(written, "--key", alice, "--yes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "plan.release: is the release of another plan" in refused.stderr
+    # Who has the release made for the forged plan gets a signature of that, which is none of the genuine one.
+    release = plan_file(written, "release")
+    text = release.read_text()
+    content = {key: value for key, value in (read_json(written) or {}).items() if key != "release"}
+    note = f"note plan {plan_digest(content)}"
+    release.write_text(re.sub("note plan .*", note, text))
+    forge(written, release=hashlib.sha256(release.read_bytes()).hexdigest())
+    assert "rules of no Service" in akp(written, "--key", alice, "--yes").stdout
+    release.write_text(text)
+    written.write_text(genuine)
+    assert akp(written, "--allowed-signers", allowed).stdout == f"{SHOWN}signed by 0: nobody\n"
+    with pytest.raises(NotApproved, match="0 of 1 approvers have signed it"):
+        approval_of(written, "", allowed, 1)
+
+
+def test_a_plan_that_was_changed_is_not_followed(written: Path, alice: Path, allowed: Path) -> None:
+    akp(written, "--key", alice, "--yes")
+    hosts = (read_json(written) or {})["hosts"]
+    write_json(written, {**(read_json(written) or {}), "hosts": {}})
+    with pytest.raises(NotApproved, match="was changed, its digest does not fit"):
+        approval_of(written, "", allowed, 1)
+    forge(written, hosts={"n1": {**hosts["n1"], "previous": "0" * 64}})
+    with pytest.raises(NotApproved, match="is the release of another plan"):
+        approval_of(written, "", allowed, 1)
+
+
+def test_a_plan_that_expired_is_neither_signed_nor_followed(written: Path, alice: Path, allowed: Path) -> None:
+    release = plan_file(written, "release")
+    release.write_text(re.sub("expires .*", "expires 1000000000", release.read_text()))
+    forge(written, release=hashlib.sha256(release.read_bytes()).hexdigest())
+    plan_file(written, "release.sig").write_text(sign(release.read_text(), alice))
+    digest = (read_json(written) or {})["digest"]
+    told = r"plan\.json: was good until 2001-09-09 01:46:40Z, and has expired; make a new plan"
+    for arguments in (("", allowed), (digest, None)):
+        with pytest.raises(NotApproved, match=told):
+            approval_of(written, *arguments, 1)
+    refused = akp(written, "--key", alice, "--yes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.search(told, refused.stderr)
+
+
+def test_nobody_is_not_enough(written: Path, allowed: Path) -> None:
+    for wanted in (0, -1):
+        with pytest.raises(NotApproved, match=f"kube_proxy_signatures is {wanted}: a plan needs one at least"):
+            approval_of(written, "", allowed, wanted)
+    with pytest.raises(NotApproved, match="0 of 1 approvers"):
+        approval_of(written, "", allowed, 1)
+    with pytest.raises(NotApproved, match="who agreed to it"):
+        approval_of(written, "", None, 1)
+    with pytest.raises(NotApproved, match=f"but {'0' * 64} was approved"):
+        approval_of(written, "0" * 64, None, 1)
+
+
+def test_files_that_are_not_there_are_named(written: Path, alice: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    done = akp(written, "--allowed-signers", missing, "--key", alice, "--yes")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{missing}: there are no allowed signers" in done.stderr
+    assert not list(tmp_path.glob("*.sig"))
+    with pytest.raises(NotApproved, match=r"nope\.json: there is no plan"):
+        approval_of(tmp_path / "nope.json", "", None, 1)
+    with pytest.raises(NotApproved, match=r"cluster\.json: is no plan"):
+        approval_of(tmp_path / "cluster.json", "", None, 1)

@@ -9,10 +9,17 @@ import hashlib
 import sys
 from pathlib import Path
 
-from ..bundle.release import InvalidRelease, SigningFailed, parse_release, sign
-from ..controller.approval import plan_file, signatures, signers
-from ..controller.directory import read_json
-from ..controller.report import plan_digest
+from ..bundle.release import InvalidRelease, SigningFailed, sign
+from ..controller.approval import (
+    NotApproved,
+    check_allowed,
+    plan_file,
+    plan_release,
+    plan_text,
+    read_plan,
+    signatures,
+    signers,
+)
 from .console import UsageError
 
 _DESCRIPTION = """\
@@ -41,17 +48,24 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Show, ask, sign."""
-    text = _checked(args.plan)
-    told = plan_file(args.plan, "txt")
-    print(told.read_text(encoding="utf-8") if told.exists() else text, end="")
+    try:
+        return _run(args)
+    except (InvalidRelease, NotApproved, SigningFailed) as error:
+        raise UsageError(str(error)) from None
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.allowed_signers:
+        check_allowed(args.allowed_signers)
+    plan = read_plan(args.plan)
+    text = plan_release(args.plan, plan)
+    # Not the file with the same words: nobody signs that.
+    print("\n".join(plan_text(plan)))
     if args.key:
         if not args.yes and not _asked():
             print("not signed")
             return 1
-        try:
-            signature = sign(text, args.key)
-        except SigningFailed as error:
-            raise UsageError(str(error)) from None
+        signature = sign(text, args.key)
         name = hashlib.sha256(signature.encode()).hexdigest()[:12]
         file = plan_file(args.plan, f"release.{name}.sig")
         file.write_text(signature, encoding="utf-8")
@@ -60,27 +74,6 @@ def run(args: argparse.Namespace) -> int:
         who = signers(text, signatures(args.plan), args.allowed_signers)
         print(f"signed by {len(who)}: {', '.join(who) or 'nobody'}")
     return 0
-
-
-def _checked(path: Path) -> str:
-    """The text to sign, if the plan is what it was written as."""
-    plan = read_json(path)
-    if plan is None or plan.get("kind") != "Plan":
-        raise UsageError(f"{path}: is no plan")
-    if plan.get("digest") != plan_digest(plan):
-        raise UsageError(f"{path}: was changed, its digest does not fit")
-    file = plan_file(path, "release")
-    try:
-        text = file.read_text(encoding="utf-8")
-        release = parse_release(text)
-    except (OSError, InvalidRelease) as error:
-        raise UsageError(f"{file}: {error}") from None
-    if plan.get("release") != hashlib.sha256(text.encode()).hexdigest():
-        raise UsageError(f"{file}: is not the release that the plan names")
-    planned = {entry.get("node"): entry.get("generation") for entry in plan["hosts"].values() if entry.get("changed")}
-    if planned != {each.node: each.generation for each in release.bundles}:
-        raise UsageError(f"{file}: does not hold what the plan says")
-    return text
 
 
 def _asked() -> bool:

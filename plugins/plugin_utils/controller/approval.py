@@ -4,7 +4,7 @@
 
 A plan lies in a few files: PLAN.json, what would be done; PLAN.snapshot.json, the cluster that it was computed from;
 PLAN.txt, the same for people; PLAN.release, the bundles that it comes to. Approvers sign the last one, and the nodes
-verify these very signatures.
+verify these very signatures. Plan and release name each other, so a signature is good for what its signer was shown.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +28,7 @@ from .directory import WorkDirectory, read_json, write_json
 from .following import followed_now
 from .guard import Frontends, shown
 from .render import Target
-from .report import diff_text, plan_digest, plan_snapshot
+from .report import MOST_CHANGES, diff_text, plan_digest, plan_snapshot
 
 AUTOMATION = "automation"  # signs what needs nobody's approval; never an approver
 POLICIES = ("none", "frontends", "all")
@@ -57,8 +58,15 @@ def signatures(plan: Path) -> list[str]:
     return [each.read_text(encoding="utf-8") for each in sorted(release.parent.glob(f"{release.name}*.sig"))]
 
 
+def check_allowed(allowed: Path) -> None:
+    """Whether there is a file of allowed signers; or NotApproved."""
+    if not allowed.is_file():
+        raise NotApproved(f"{allowed}: there are no allowed signers")
+
+
 def signers(text: str, found: Sequence[str], allowed: Path) -> list[str]:
     """Whose good signatures of a text these are. Each counts once, automation does not count."""
+    check_allowed(allowed)
     who: dict[str, None] = {}
     with tempfile.TemporaryDirectory() as folder:
         for index, signature in enumerate(found):
@@ -85,7 +93,7 @@ def _keygen(*arguments: str, text: str = "") -> str:
 class Approval:
     """A plan that may be followed."""
 
-    digest: str
+    plan: Mapping[str, Any]
     approvers: tuple[str, ...]
     text: str = ""  # of the release
     signatures: tuple[str, ...] = ()
@@ -96,30 +104,60 @@ class Approval:
         return parse_release(self.text) if self.text else None
 
 
-def approval_of(plan: Path, content: Mapping[str, Any], digest: str, allowed: Path | None, wanted: int) -> Approval:
-    """Whether a plan was agreed to: by its digest, given by whoever runs this, or by signatures; or NotApproved."""
+def read_plan(plan: Path) -> dict[str, Any]:
+    """A plan as it was written, or NotApproved."""
+    content = read_json(plan)
+    if content is None or content.get("kind") != "Plan" or not isinstance(content.get("hosts"), dict):
+        raise NotApproved(f"{plan}: {'is no plan' if plan.exists() else 'there is no plan'}")
+    if content.get("digest") != plan_digest(content):
+        raise NotApproved(f"{plan}: was changed, its digest does not fit")
+    return content
+
+
+def plan_release(plan: Path, content: Mapping[str, Any]) -> str:
+    """The text to sign, if it belongs to what the plan says and has not expired; or NotApproved."""
     file = plan_file(plan, "release")
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    named = content.get("release") or ""
-    if named != (hashlib.sha256(text.encode()).hexdigest() if text else ""):
+    if content.get("release") != hashlib.sha256(text.encode()).hexdigest():
         raise NotApproved(f"{file}: is not the release that the plan names; make a new plan")
-    found = signatures(plan) if text else []
+    release = parse_release(text)
+    planned = {each.get("node"): each.get("generation") for each in content["hosts"].values() if each.get("changed")}
+    if _note(content) not in release.notes or planned != {each.node: each.generation for each in release.bundles}:
+        raise NotApproved(f"{file}: is the release of another plan; make a new plan")
+    if release.expires <= time.time():
+        until = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(release.expires))
+        raise NotApproved(f"{plan}: was good until {until}, and has expired; make a new plan")
+    return text
+
+
+def _note(content: Mapping[str, Any]) -> str:
+    """Names in a release what its plan says; the plan names the release in turn."""
+    return f"plan {plan_digest({key: value for key, value in content.items() if key != 'release'})}"
+
+
+def approval_of(plan: Path, digest: str, allowed: Path | None, wanted: int) -> Approval:
+    """Whether a plan was agreed to: by its digest, given by whoever runs this, or by signatures; or NotApproved."""
+    content = read_plan(plan)
+    if digest and content["digest"] != digest:
+        raise NotApproved(f"{plan}: its digest is {content['digest']}, but {digest} was approved")
+    if wanted < 1:
+        raise NotApproved(f"kube_proxy_signatures is {wanted}: a plan needs one at least")
+    text = plan_release(plan, content)
+    found = signatures(plan)
     if allowed is None:
         if not digest:
             raise NotApproved(
                 f"{plan}: who agreed to it? Give the digest that was approved in kube_proxy_plan_digest, or the keys "
                 "of those who may sign in kube_proxy_allowed_signers"
             )
-        return Approval(digest, (), text if found else "", tuple(found))
-    if not allowed.is_file():
-        raise NotApproved(f"{allowed}: there are no allowed signers")
+        return Approval(content, (), text if found else "", tuple(found))
     who = signers(text, found, allowed)
     if len(who) < wanted:
         raise NotApproved(
             f"{plan}: {len(who)} of {wanted} approvers have signed it ({', '.join(who) or 'nobody'}); it is signed "
             f"with: akp approve {plan} --key KEY"
         )
-    return Approval(digest or str(content.get("digest")), tuple(who), text, tuple(found))
+    return Approval(content, tuple(who), text, tuple(found))
 
 
 def beside(plan: Mapping[str, Any], generations: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
@@ -261,7 +299,7 @@ def write_plan(
 ) -> dict[str, Any]:
     """Write all files of a plan, and say what the plan itself came to be. Signatures of an earlier one go."""
     changing = [each["node"] for each in content["hosts"].values() if each.get("changed")]
-    notes = [f"snapshot {content['snapshot']}"]
+    notes = [f"snapshot {content['snapshot']}", _note(content)]
     text = release_of(cluster, [directory.bundles / node for node in changing], VALID_FOR, notes).text()
     plan = {**content, "release": hashlib.sha256(text.encode()).hexdigest()}
     plan["digest"] = plan_digest(plan)
@@ -283,6 +321,8 @@ def plan_text(content: Mapping[str, Any]) -> list[str]:
         if each.get("changed"):
             changes = [Change(**{**one, "details": tuple(one["details"])}) for one in each.get("changes") or ()]
             texts = [diff_text([one], ()) for one in changes] or [diff_text((), (), ("rules of no Service",))]
+            if len(changes) == MOST_CHANGES:
+                texts.append(diff_text((), (), ("more, which a plan does not list",)))
             for text in texts:
                 hosts.setdefault(text, []).append(host)
     groups: dict[tuple[str, ...], list[str]] = {}
