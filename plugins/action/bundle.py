@@ -52,6 +52,7 @@ class ActionModule(ControlAction):
         "max_removed_percent": {"type": "int", "default": 100},
         "plan": {"type": "path"},
         "plan_digest": {"type": "str"},
+        "planning": {"type": "bool", "default": False},
         "approval": {"type": "str", "default": "none", "choices": ["none", "frontends", "all"]},
         "allowed_signers": {"type": "path"},
         "signatures": {"type": "int", "default": 1},
@@ -64,6 +65,7 @@ class ActionModule(ControlAction):
         "max_removed_percent": "kube_proxy_max_removed_percent",
         "plan": "kube_proxy_plan",
         "plan_digest": "kube_proxy_plan_digest",
+        "planning": "kube_proxy_planning",
         "approval": "kube_proxy_approval",
         "allowed_signers": "kube_proxy_allowed_signers",
         "signatures": "kube_proxy_signatures",
@@ -92,7 +94,9 @@ class ActionModule(ControlAction):
         frontends = Frontends(directory.frontends)
         waiting: list[str] = []
         clusters: approval.Clusters = [(snapshot, targets)]
-        if options["approval"] == "frontends" and not plan and not self.check:
+        # A plan is for those who have yet to agree. It changes nothing, so the word alone is not enough.
+        planning = options["planning"] and self.check
+        if options["approval"] == "frontends" and not plan and not planning:
             clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
             snapshot = clusters[0][0]
         schedulers = Schedulers(options["schedulers"], options["scheduler_annotations"])
@@ -107,7 +111,8 @@ class ActionModule(ControlAction):
             _compare_with_plan(approved.plan, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
         refuse_shrinkage(frontends, steps, options["max_removed_percent"])
-        self._agreed(options, directory, approved, frontends, steps, outcome)
+        if not planning:
+            self._agreed(options, directory, approved, frontends, steps, outcome)
         steps = _steps(targets or (), outcome)
         about = {"snapshot": peek(snapshot)}
         if approved:
@@ -164,14 +169,14 @@ class ActionModule(ControlAction):
         outcome: Outcome,
     ) -> None:
         """Leave out hosts whose change nobody agreed to, and lay the signatures beside the bundles of the others."""
-        if self.check:
-            return
         nodes = {host: directory.bundles / outcome.nodes[host] for host in steps}
         if approved:
             outcome.errors.update(approval.uncovered(approved, nodes))
         else:
             names = following.approved_frontends(directory)
             outcome.errors.update(approval.unapproved(options["approval"], frontends, steps, names))
+        if self.check:
+            return
         good = [each for host, each in nodes.items() if host not in outcome.errors]
         if approved and approved.text:
             approval.lay_down(approved.text, approved.signatures, good)

@@ -72,7 +72,9 @@ class ActionModule(ControlAction):
                     except OSError as error:
                         # The rules are on the nodes; that nobody can count them is no reason to call the run failed.
                         result["warnings"] = [f"no metrics were written: {self.described(error)}"]
-        if options["write_plan"]:
+        if options["write_plan"] and (summary.stopped or not (summary.changed or summary.unchanged)):
+            lines.append("no plan was written")
+        elif options["write_plan"]:
             path = Path(options["plan"]).expanduser() if options["plan"] else directory.plan
             snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
             content = plan_of(notes, peek(snapshot))

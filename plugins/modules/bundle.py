@@ -58,11 +58,18 @@ options:
       - The digest of the plan that was approved.
       - If not given, the variable C(kube_proxy_plan_digest) holds.
     type: str
+  planning:
+    description:
+      - In check mode, tell what would be done if everything was approved, for those who are asked to. Without it, check
+        mode tells what would be done.
+      - If not given, the variable C(kube_proxy_planning) holds, which the playbook C(plan_services) sets.
+    type: bool
+    default: false
   approval:
     description:
       - Which changes need a plan. V(none) needs one for nothing. V(frontends) lets endpoints come and go; whatever else
-        changes in Services waits, and the Services of the last plan that was followed hold until then. V(all) needs one
-        for everything.
+        changes in Services waits, and the Services of the last plan that was carried out hold until then. V(all) needs
+        one for everything.
       - If not given, the variable C(kube_proxy_approval) holds.
     type: str
     choices: [none, frontends, all]

@@ -28,6 +28,7 @@ options:
     description:
       - Write down what the hosts were told in check mode. The digest in it covers all of it, so that who approves the
         digest approves exactly that. The snapshot that it was made from is copied beside it.
+      - Nothing is written if the run was stopped, or there is no host to tell of.
     type: bool
     default: false
   plan:
@@ -99,9 +100,9 @@ textfile:
 plan:
   description: The file of the plan.
   type: str
-  returned: with O(write_plan=true)
+  returned: with O(write_plan=true), if one was written
 plan_digest:
   description: What names the plan.
   type: str
-  returned: with O(write_plan=true)
+  returned: with O(write_plan=true), if one was written
 """

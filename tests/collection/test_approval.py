@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.lab import Lab
+from tests.lab.program import PROGRAM
 from tests.node.signing import new_key
 
 from .play import BIN, SHOP, Run, playbook
@@ -231,3 +232,64 @@ def test_nodes_that_took_half_a_plan_keep_it_and_get_endpoints(
     rest = playbook("sync-services", inventory, tmp_path, variables=variables)
     assert rest.changed == {"n1": 0, "n2": 0, "n3": 1}
     assert served(nodes) == [(True, True)] * 3
+
+
+def test_check_mode_tells_what_would_be_done_and_a_plan_what_could_be(
+    nodes: Lab, inventory: Path, tmp_path: Path, approved_shop: dict[str, Any]
+) -> None:
+    shop = external_ip(tmp_path / "more")
+    variables = {**approved_shop, "kube_proxy_cluster_dir": str(shop)}
+    check = ("--check", "--diff")
+    held = playbook("sync-services", inventory, tmp_path, *check, variables=variables)
+    assert held.changed == dict.fromkeys(ALL, 0)
+    assert "192.0.2.77" not in held.output
+    assert "  Service/shop/catalog: was changed, and waits for approval" in held.summary
+    # As strings, as -e key=value gives them.
+    everything = ("-e", "kube_proxy_approval=all", "-e", "kube_proxy_planning=false")
+    refused = playbook("sync-services", inventory, tmp_path, *check, *everything, variables=variables, check=False)
+    assert (refused.code, refused.summary[0]) == (2, "3 nodes: 0 would change, 0 unchanged, 3 failed")
+    assert "needs an approved plan" in refused.output
+    plan = playbook("plan-services", inventory, tmp_path, *everything[:2], variables=variables)
+    assert plan.summary[0] == "3 nodes: 3 would change, 0 unchanged, 0 failed"
+    assert "192.0.2.77" in plan.output
+    # The word that plans are made with lets nobody do anything.
+    word = {**variables, "kube_proxy_planning": True}
+    assert playbook("sync-services", inventory, tmp_path, variables=word).changed == dict.fromkeys(ALL, 0)
+    following_it = playbook("sync-services", inventory, tmp_path, *check, variables={**variables, **following(plan)})
+    assert following_it.changed == dict.fromkeys(ALL, 1)
+    assert served(nodes) == [(False, False)] * 3
+
+
+def test_a_plan_that_is_refused_leaves_the_one_before_as_it_is(
+    inventory: Path, tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    playbook("sync-services", inventory, tmp_path)
+    more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more"))}
+    plan = planned(playbook("plan-services", inventory, tmp_path, variables=more))
+    approve(plan, keys["alice"])
+    before = {each.name: each.read_bytes() for each in plan.parent.glob("plan*")}
+    assert len(before) == 5
+    fewer = tmp_path / "fewer"
+    shutil.copytree(SHOP, fewer)
+    for name in ("catalog", "frontend", "metrics"):
+        (fewer / f"{name}.yaml").unlink()
+    gone = {"kube_proxy_cluster_dir": str(fewer), "kube_proxy_max_removed_percent": 5}
+    refused = playbook("plan-services", inventory, tmp_path, variables=gone, check=False)
+    assert refused.code == 2
+    assert refused.summary[-1] == "no plan was written"
+    assert not [line for line in refused.summary if line.startswith(("plan:", "digest:", "it is signed with"))]
+    assert {each.name: each.read_bytes() for each in plan.parent.glob("plan*")} == before
+
+
+def test_an_approver_can_compute_the_bundles_that_a_release_names(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    plan = planned(playbook("plan-services", inventory, tmp_path))
+    facts = tmp_path / "n2.json"
+    facts.write_text(nodes.node("n2").run(["sh", str(PROGRAM), "facts"]).stdout)
+    argv = [str(BIN / "akp"), "render", "--cluster", str(plan.with_name("plan.snapshot.json")), "--node", "n2"]
+    argv += ["--config", str(SHOP / "kube-proxy.yaml"), "--facts", str(facts), "--output", str(tmp_path / "own")]
+    subprocess.run(argv, check=True, capture_output=True)
+    manifest = json.loads((tmp_path / "own" / "n2" / "manifest.json").read_text())
+    line = f"bundle n2 {manifest['generation']} {manifest['digest']}"
+    assert line in plan.with_name("plan.release").read_text().splitlines()
+    argv = [str(BIN / "akp"), "diff", str(SHOP), str(plan.with_name("plan.snapshot.json"))]
+    assert subprocess.run(argv, check=False).returncode == 0, "it is that cluster"
