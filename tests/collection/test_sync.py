@@ -261,6 +261,26 @@ def test_a_run_that_would_remove_most_services_stops_and_asks(nodes: Lab, invent
     assert meant.changed == dict.fromkeys(ALL, 1)
 
 
+def test_a_cluster_without_endpoints_is_no_better_than_one_without_services(
+    nodes: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    playbook("sync-services", inventory, tmp_path)
+    before = [rules(node) for node in nodes.nodes]
+    shop = tmp_path / "shop"
+    shutil.copytree(SHOP, shop)
+    for file in shop.glob("*.yaml"):
+        objects = [each for each in yaml.safe_load_all(file.read_text()) if each.get("kind") != "EndpointSlice"]
+        file.write_text(yaml.safe_dump_all(objects))
+    variables: dict[str, Any] = {"kube_proxy_cluster_dir": str(shop)}
+    run = playbook("sync-services", inventory, tmp_path, variables=variables, check=False)
+    told = " ".join(run.output.split())
+    assert "service ports would be removed or have no endpoints left, more than 50 %: " in told
+    assert "shop/frontend:http tcp IPv4 (no endpoints left)" in told
+    assert [rules(node) for node in nodes.nodes] == before
+    variables["kube_proxy_max_removed_percent"] = 100
+    assert playbook("sync-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 1)
+
+
 def test_new_addresses_of_a_node_change_its_rules(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     config = {**yaml.safe_load((SHOP / "kube-proxy.yaml").read_text()), "nodePortAddresses": ["192.0.2.0/24"]}
     playbook("sync-services", inventory, tmp_path, variables={"kube_proxy_config": config})

@@ -64,10 +64,40 @@ def test_a_state_and_what_is_kept_of_it_name_the_same_service_ports(frontends: F
     one = state(3, "10.244.1.1")
     learned(frontends, one)
     ports = service_ports(one.fragments)
-    assert ports == frontends.ports(frontends.name(one.generation))
-    fewer = service_ports(state(1).fragments)
+    assert ports == frontends.ports(one.generation)
+    assert ports.idle == {"shop/s2:http tcp IPv4", "shop/s3:http tcp IPv4"}
+    fewer = service_ports(state(1, "10.244.1.1").fragments)
     assert losses({"n1": (ports, fewer, 70)}) == ""
     assert losses({"n1": (ports, fewer, 60), "n2": (ports, fewer, 100)}).startswith("on n1, 2 of 3 service ports")
+
+
+def served(live: int, services: int = 4) -> State:
+    """So many Services, of which the first few have endpoints."""
+    objects = [service(f"s{i}", clusterIP=f"10.96.1.{i}") for i in range(1, services + 1)]
+    return render(*objects, *(slice_of(f"s{i}", f"10.244.1.{i}") for i in range(1, live + 1)))
+
+
+def test_a_service_port_that_loses_its_last_endpoint_is_lost(frontends: Frontends, tmp_path: Path) -> None:
+    all_, half, none, fewer = learned(frontends, served(4), served(2), served(0), served(1, 3))
+    refuse_shrinkage(frontends, {"n1": (all_, half), "n2": (none, all_), "n3": (none, none)}, 50)
+    with pytest.raises(Shrunken) as refused:
+        refuse_shrinkage(frontends, {"n1": (all_, none)}, 50)
+    assert (
+        "on n1, 4 of 4 service ports would be removed or have no endpoints left, more than 50 %: "
+        "shop/s1:http tcp IPv4 (no endpoints left), shop/s2:http" in str(refused.value)
+    )
+    with pytest.raises(Shrunken, match=r"3 of 4 .*: shop/s2:http tcp IPv4 \(no .*, shop/s4:http tcp IPv4\. If that"):
+        refuse_shrinkage(frontends, {"n1": (all_, fewer)}, 50)
+    refuse_shrinkage(frontends, {"n1": (all_, none)}, 100)
+    # As an earlier version left it, which kept nothing of endpoints.
+    (tmp_path / "frontends" / f"e-{all_}").unlink()
+    refuse_shrinkage(Frontends(tmp_path / "frontends"), {"n1": (all_, none)}, 50)
+
+
+def test_a_watch_counts_lost_endpoints_the_same() -> None:
+    before, after = service_ports(served(4).fragments), service_ports(served(0).fragments)
+    assert "4 of 4 service ports would be removed or have no endpoints left" in losses({"n1": (before, after, 50)})
+    assert losses({"n1": (after, before, 0), "n2": (before, service_ports(served(3).fragments), 25)}) == ""
 
 
 def test_what_is_not_known_here_is_left_to_the_node(frontends: Frontends) -> None:
@@ -81,6 +111,7 @@ def test_old_generations_are_forgotten_and_needed_ones_kept(frontends: Frontends
     links = {each.name[2:] for each in (tmp_path / "frontends").glob("g-*")}
     assert generations[0] in links
     assert len(links) == 102
+    assert {each.name[2:] for each in (tmp_path / "frontends").glob("e-*")} == links
     assert frontends.name(generations[0])
 
 

@@ -493,8 +493,7 @@ class Follower:
         for known in (host.given, host.has):
             if known is not None and known.generation == host.last:
                 return service_ports(known.fragments)
-        name = self._frontends.name(host.last)
-        return self._frontends.ports(name) if name else None
+        return self._frontends.ports(host.last)
 
     def _wanted_of(self, host: Host) -> State | None:
         """What it shall have; of one that has not answered yet, as far as it answered before."""

@@ -3,8 +3,9 @@
 """What a change would mean for all nodes, looked at before the first of them is touched.
 
 For every generation that was computed here, the frontends that it serves are kept: which Services, under which
-addresses and ports. Most generations of a cluster share them, so there are few such files. A node that says which
-generation it has can then be compared with what it shall have, without asking it for more.
+addresses and ports. Most generations of a cluster share them, so there are few such files, and few of those that name
+the service ports without endpoints. A node that says which generation it has can then be compared with what it shall
+have, without asking it for more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..bundle.compare import Change, Records, compare_records, parse_records
 
@@ -25,11 +26,17 @@ if TYPE_CHECKING:
 
 # A frame holds what belongs to no Service; this much of it follows from endpoints.
 _OF_ENDPOINTS = ("file", "health.conf")
+_SERVICES = ("file", "services.jsonl")
 _ENDPOINTS = ("endpoints", "localEndpoints")
 _FRAME = "frame"
 _MOST_NAMES = 20
 
-Ports: TypeAlias = frozenset[str]  # service ports, as people know them
+
+class Ports(NamedTuple):
+    """Service ports, as people know them."""
+
+    known: frozenset[str]
+    idle: frozenset[str]  # those that have no endpoint
 
 
 class Shrunken(Exception):
@@ -43,7 +50,7 @@ class Frontends:
         self._folder = folder
         self._fragments: dict[bytes, tuple[bytes, str]] = {}
         self._records: dict[str, Records] = {}
-        self._ports: dict[str, Ports] = {}
+        self._ports: dict[tuple[str, str], Ports] = {}
 
     def learn(self, state: State, settings: str) -> None:
         """Remember what a state serves, and the settings that it came of."""
@@ -56,16 +63,26 @@ class Frontends:
         file = self._folder / f"{name}.jsonl"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
-            staged = self._folder / f".{name}.{os.getpid()}"
-            staged.write_text("".join([frame, *(text for _digest, text in parts)]), encoding="utf-8")
-            staged.replace(file)
-        with contextlib.suppress(FileExistsError):
-            link.symlink_to(file.name)
+            self._write(file, "".join([frame, *(text for _digest, text in parts)]))
+        idle = json.dumps(sorted(service_ports(state.fragments).idle))
+        idle_file = self._folder / f"{hashlib.sha256(idle.encode()).hexdigest()}.idle"
+        if not idle_file.exists():
+            self._write(idle_file, idle)
+        # The one that tells whether a generation is known comes last.
+        for each, target in ((self._folder / f"e-{state.generation}", idle_file), (link, file)):
+            with contextlib.suppress(FileExistsError):
+                each.symlink_to(target.name)
+
+    @staticmethod
+    def _write(file: Path, text: str) -> None:
+        staged = file.with_name(f".{file.name}.{os.getpid()}")
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(file)
 
     def _frontend(self, fragment: Fragment) -> tuple[bytes, str]:
         known = self._fragments.get(fragment.digest)
         if known is None:
-            text = "".join(_without_endpoints(text) for obj, text in fragment.open if obj == ("file", "services.jsonl"))
+            text = "".join(_without_endpoints(text) for obj, text in fragment.open if obj == _SERVICES)
             known = self._fragments[fragment.digest] = (hashlib.sha256(text.encode()).digest(), text)
         return known
 
@@ -79,8 +96,11 @@ class Frontends:
 
     def name(self, generation: str) -> str:
         """Names the frontends of a generation: equal names, equal frontends. Empty if they are not known."""
+        return self._target("g", generation)
+
+    def _target(self, kind: str, generation: str) -> str:
         try:
-            return str((self._folder / f"g-{generation}").readlink()) if generation else ""
+            return str((self._folder / f"{kind}-{generation}").readlink()) if generation else ""
         except OSError:
             return ""
 
@@ -92,12 +112,18 @@ class Frontends:
             known = self._records[name] = parse_records(lines[1:])
         return known
 
-    def ports(self, name: str) -> Ports:
-        """Those as people know them."""
-        known = self._ports.get(name)
-        if known is None:
-            known = self._ports[name] = frozenset(map(_title, self.records(name)))
-        return known
+    def ports(self, generation: str) -> Ports | None:
+        """The service ports of a generation, if they are known. Equal ones are the same object."""
+        names = (self._target("g", generation), self._target("e", generation))
+        if not names[0]:
+            return None
+        ports = self._ports.get(names)
+        if ports is None:
+            known = frozenset(map(_title, self.records(names[0])))
+            # One of an earlier version has no word on endpoints, and none to lose.
+            idle = frozenset(json.loads((self._folder / names[1]).read_bytes())) if names[1] else known
+            ports = self._ports[names] = Ports(known, idle)
+        return ports
 
     def changes(self, before: str, after: str) -> list[Change]:
         """What differs between two names."""
@@ -117,9 +143,10 @@ class Frontends:
         others = [each for each in links if each.name[2:] not in kept]
         for each in others[spare:]:
             each.unlink(missing_ok=True)
+            each.with_name(f"e-{each.name[2:]}").unlink(missing_ok=True)
         if len(others) > spare:
-            used = {str(each.readlink()) for each in self._folder.glob("g-*")}
-            for file in self._folder.glob("*.jsonl"):
+            used = {str(each.readlink()) for each in self._folder.glob("[eg]-*")}
+            for file in (*self._folder.glob("*.jsonl"), *self._folder.glob("*.idle")):
                 if file.name not in used:
                     file.unlink(missing_ok=True)
 
@@ -134,13 +161,15 @@ def _without_endpoints(text: str) -> str:
 def refuse_shrinkage(frontends: Frontends, steps: Mapping[str, tuple[str, str]], percent: int) -> None:
     """Stop if a host would lose more than a share of its service ports. Steps: host -> generation now, generation then.
 
+    One that loses its last endpoint is lost as well: an answer without EndpointSlices is as empty as one without
+    Services.
     A host whose generation was not computed here is not judged here; it judges itself when it gets its bundle.
     """
     judged = {}
     for host, generations in steps.items():
-        before, after = map(frontends.name, generations)
-        if before and after and before != after:
-            judged[host] = (frontends.ports(before), frontends.ports(after), percent)
+        before, after = map(frontends.ports, generations)
+        if before and after and before is not after:
+            judged[host] = (before, after, percent)
     told = losses(judged)
     if told:
         raise Shrunken(
@@ -156,11 +185,14 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
         groups.setdefault(step, []).append(host)
     told = []
     for (before, after, percent), hosts in groups.items():
-        gone = sorted(before - after)
-        if len(gone) * 100 > percent * len(before):
+        gone = before.known - after.known
+        emptied = (after.idle & before.known) - before.idle
+        if (len(gone) + len(emptied)) * 100 > percent * len(before.known):
+            how = "be removed or have no endpoints left" if emptied else "be removed"
+            names = sorted([*gone, *(f"{each} (no endpoints left)" for each in emptied)])
             told.append(
-                f"on {shown(sorted(hosts), 5)}, {len(gone)} of {len(before)} service ports would be removed, more than "
-                f"{percent} %: {shown(gone, _MOST_NAMES)}"
+                f"on {shown(sorted(hosts), 5)}, {len(names)} of {len(before.known)} service ports would {how}, more "
+                f"than {percent} %: {shown(names, _MOST_NAMES)}"
             )
     return "; ".join(told)
 
@@ -168,7 +200,13 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
 @lru_cache(maxsize=16)
 def service_ports(fragments: tuple[Fragment, ...]) -> Ports:
     """The service ports of a state; most nodes have the same."""
-    return frozenset(f"{each.name} {each.family}" for each in fragments)
+    named = [(f"{each.name} {each.family}", each) for each in fragments]
+    return Ports(frozenset(name for name, _each in named), frozenset(name for name, each in named if _idle(each)))
+
+
+def _idle(fragment: Fragment) -> bool:
+    # A quote within a string of JSON has a backslash before it: nothing else can look like this member.
+    return not any('"endpoints":[' in text for obj, text in fragment.open if obj == _SERVICES)
 
 
 def _title(key: tuple[str, str, str, str]) -> str:

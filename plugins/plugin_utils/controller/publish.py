@@ -29,6 +29,7 @@ from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
 from ..proxy.policy import under_policy, vip_policy
 from ..proxy.view import ClusterView
 from .directory import read_json, write_json
+from .guard import losses, service_ports
 from .render import ANY_VIPS, NO_SCHEDULERS, Schedulers, Vips
 
 
@@ -203,10 +204,7 @@ def _guard(state: State, bases: Sequence[State], percent: int) -> None:
     """A cluster that lost most of its Services overnight is more likely half an answer than the truth."""
     if not bases:
         return
-    before = {(each.family, each.name) for each in bases[0].fragments}
-    gone = before - {(each.family, each.name) for each in state.fragments}
-    if len(gone) * 100 > percent * len(before):
-        raise PublishRefused(
-            f"node {state.node}: {len(gone)} of {len(before)} service ports would be removed, more than {percent} %; "
-            "nothing was published. If that is meant, allow it for this run"
-        )
+    before, after = service_ports(bases[0].fragments), service_ports(state.fragments)
+    told = losses({state.node: (before, after, percent)})
+    if told:
+        raise PublishRefused(f"{told}; nothing was published. If that is meant, allow it for this run")
