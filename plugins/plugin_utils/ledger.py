@@ -23,6 +23,11 @@ FILE = "ledger.jsonl"
 START = "0" * 64  # what the first entry has in place of a predecessor
 _HASH_LENGTH = len(',"hash":""}') + 64
 _LONGEST = 64 * 1024 * 1024
+_REMEDY = (
+    "Nothing is added to a ledger that is not whole, and nothing is done without one. Move the file away and keep it "
+    "for whoever finds out what happened, and the next run begins a new one; or put a copy in its place that `akp "
+    "ledger verify` finds intact"
+)
 
 
 class BrokenLedger(Exception):
@@ -73,7 +78,7 @@ def _hash_of(line: bytes) -> str:
 
 
 def _tail(stream: IO[bytes], file: Path) -> tuple[Head, int]:
-    """The last entry, and how many bytes of a torn line were cut off behind it."""
+    """The last entry, and how many bytes of a torn line were cut off behind it. A whole one gets the end it lacks."""
     end = stream.seek(0, os.SEEK_END)
     if end == 0:
         return Head(), 0
@@ -87,14 +92,19 @@ def _tail(stream: IO[bytes], file: Path) -> tuple[Head, int]:
         if start == 0 or before or size > _LONGEST:
             break
         size *= 4
-    torn = len(data) - whole
-    if torn:
-        stream.truncate(end - torn)
-    line = data[before:whole]
+    line, rest = data[before:whole], data[whole:]
+    if rest and _is_entry(rest):
+        stream.write(b"\n")
+        line, rest = rest, b""
+    if rest:
+        stream.truncate(end - len(rest))
     if not line:
-        return Head(), torn
-    entry = _entry(line, f"{file}: its last line")
-    return Head(entry["number"], _hash_of(line)), torn
+        return Head(), len(rest)
+    try:
+        entry = _entry(line, f"{file}: its last line")
+    except BrokenLedger as error:
+        raise BrokenLedger(f"{error}. {_REMEDY}") from None
+    return Head(entry["number"], _hash_of(line)), len(rest)
 
 
 def _sync_folder(folder: Path, *, new: bool) -> None:
@@ -123,13 +133,27 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     return entry
 
 
+def _is_entry(line: bytes) -> bool:
+    try:
+        _entry(line, "")
+    except BrokenLedger:
+        return False
+    return True
+
+
 def entries(file: Path) -> Iterator[dict[str, Any]]:
     """The entries in order, each checked against the one before."""
+    for _line, entry in lines(file):
+        yield entry
+
+
+def lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The entries, each with the line that it is."""
     head = Head()
     with file.open("rb") as stream:
         for index, line in enumerate(stream, 1):
             where = f"{file}: line {index}"
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and not _is_entry(line):
                 raise BrokenLedger(f"{where} has no end: whoever wrote it was stopped, and the next run will say so")
             entry = _entry(line, where)
             if entry["number"] != head.number + 1:
@@ -137,7 +161,7 @@ def entries(file: Path) -> Iterator[dict[str, Any]]:
             if entry.get("previous") != head.hash:
                 raise BrokenLedger(f"{where} does not follow the line before it: its predecessor was another")
             head = Head(entry["number"], entry["hash"])
-            yield entry
+            yield line.rstrip(b"\n"), entry
 
 
 def verify(file: Path, known: str = "") -> Head:

@@ -85,6 +85,9 @@ def test_the_first_node_that_is_not_well_is_the_last(nodes: Lab, inventory: Path
     last = entries(tmp_path)[-1]
     assert (last["result"], last["nodes"]["n1"]["result"]) == ("failed", "failed")
     assert "the kernel refused" in last["nodes"]["n1"]["error"]
+    had = first.node("n1")["generation"]
+    assert (last["nodes"]["n1"]["before"], last["nodes"]["n1"]["after"]) == (had, had)
+    assert f"n1  {had[:12]} -> {had[:12]}  failed: " in ledger(tmp_path, "show", "--last", "1")
     assert ledger(tmp_path, "verify", "--head", head).startswith("intact: ")
 
 
@@ -122,7 +125,10 @@ def test_a_node_that_locked_us_out_goes_back_by_itself(nodes: Lab, inventory: Pa
         assert "not confirmed over a new connection: " in run.output
         assert "the node goes back by itself to generation " in run.output
         assert [rules(each) for each in nodes.nodes[1:]] == others
-        assert "not confirmed" in entries(tmp_path)[-1]["nodes"]["n1"]["error"]
+        last = entries(tmp_path)[-1]["nodes"]["n1"]
+        assert "not confirmed" in last["error"]
+        assert len(last["before"]) == 64
+        assert "after" not in last, "it goes back, or does not: nobody has seen it"
         wait_for(lambda: "shop/new" not in kernel(node), "the node did not go back")
     finally:
         node.run(

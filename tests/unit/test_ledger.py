@@ -122,11 +122,53 @@ def test_a_writer_that_died_in_the_middle_costs_its_own_entry_only(ledger: Path)
     assert list(entries(ledger))[-1]["torn"] == 30
 
 
+def test_an_entry_that_lacks_nothing_but_its_end_is_kept(ledger: Path) -> None:
+    whole = ledger.read_bytes()
+    ledger.write_bytes(whole[:-1])
+    assert verify(ledger).number == 5
+    append(ledger, fields(6))
+    assert ledger.read_bytes().startswith(whole)
+    assert verify(ledger).number == 6
+    assert "torn" not in list(entries(ledger))[-1]
+    # The same of the first entry of all, and of one that was changed: its hash is not that of its text.
+    first = whole.splitlines(keepends=True)[0]
+    ledger.write_bytes(first[:-1])
+    append(ledger, fields(2))
+    assert [each["number"] for each in entries(ledger)] == [1, 2]
+    ledger.write_bytes(whole[:-1].replace(b"n5", b"n6"))
+    append(ledger, fields(5))
+    assert list(entries(ledger))[-1]["torn"] == len(whole.splitlines()[-1])
+
+
 def test_nothing_is_added_to_an_entry_that_was_changed(ledger: Path) -> None:
     text = ledger.read_text()
     ledger.write_text(text.replace("n5", "n6"))
-    with pytest.raises(BrokenLedger, match="was changed"):
+    with pytest.raises(BrokenLedger, match=r"was changed.* Move the file away .* the next run begins a new one"):
         append(ledger, fields(6))
+
+
+def test_lines_are_shown_as_they_are(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "show", "--json", "--last", "2", str(ledger)]) == 0
+    assert capsys.readouterr().out == "".join(ledger.read_text().splitlines(keepends=True)[-2:])
+
+
+def test_a_number_that_is_none_is_a_mistake_in_the_command(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "show", "--last", "-1", str(ledger)]) == 2
+    assert "--last -1: is no number of entries" in capsys.readouterr().err
+
+
+def test_what_is_not_known_of_a_failure_is_called_so(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {
+        "refused": {"before": "a" * 64, "after": "a" * 64, "result": "failed", "error": "no"},
+        "away": {"before": "a" * 64, "result": "failed", "error": "unreachable"},
+        "new": {"before": None, "result": "failed", "error": "unreachable"},
+    }
+    append(ledger, {**fields(6), "nodes": nodes, "result": "failed"})
+    assert main(["ledger", "show", "--last", "1", str(ledger)]) == 0
+    shown = capsys.readouterr().out
+    assert f"refused  {'a' * 12} -> {'a' * 12}  failed: no" in shown
+    assert f"away  {'a' * 12} -> unknown  failed: unreachable" in shown
+    assert "new  nothing -> unknown  failed: unreachable" in shown
 
 
 def many(file: Path, first: int) -> None:

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..ledger import FILE, BrokenLedger, entries, verify
+from ..ledger import FILE, BrokenLedger, lines, verify
 from .console import UsageError
 
 _DEFAULT = Path("~/.akp/default") / FILE
@@ -70,17 +69,19 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    kept: deque[dict[str, Any]] = deque(maxlen=args.last or None)
+    if args.last < 0:
+        raise UsageError(f"--last {args.last}: is no number of entries")
+    kept: deque[tuple[bytes, dict[str, Any]]] = deque(maxlen=args.last or None)
     try:
-        for entry in entries(_existing(args)):
+        for line, entry in lines(_existing(args)):
             if (not args.run_name or entry.get("run") == args.run_name) and _concerns(entry, args.node):
-                kept.append(entry)
+                kept.append((line, entry))
     except BrokenLedger as error:
         broken = f"broken: {error}"
     else:
         broken = ""
-    for entry in kept:
-        print(json.dumps(entry) if args.json else "\n".join(_lines(entry)))
+    for line, entry in kept:
+        print(line.decode() if args.json else "\n".join(_lines(entry)))
     if broken:
         print(broken)
     return 1 if broken else 0
@@ -106,7 +107,7 @@ def _lines(entry: Mapping[str, Any]) -> Iterator[str]:
     if entry.get("approvers"):
         yield f"        approved by {', '.join(entry['approvers'])}"
     for host, each in (entry.get("nodes") or {}).items():
-        before, after = (str(each.get(key) or "nothing")[:12] for key in ("before", "after"))
+        before, after = (str(each[key] or "nothing")[:12] if key in each else "unknown" for key in ("before", "after"))
         told = f": {each['error']}" if each.get("error") else ""
         yield f"        {host}  {before} -> {after}  {each.get('result', '')}{told}".rstrip()
     if entry.get("torn"):
