@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.collection.play import BIN, Run, playbook
+from tests.collection.test_sync import RESTORE, sabotage
 from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
 from tests.lab import Lab
@@ -392,3 +394,72 @@ def no_leftovers(plane: ControlPlane) -> Iterator[None]:
         for obj in plane.client.list_all(kind):
             if obj["metadata"]["name"].startswith(("soak-", "last", "inside", "steady")):
                 plane.client.delete(obj)
+
+
+def test_a_plan_is_waited_for_and_one_that_stopped_half_way_is_not_completed(
+    plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    work, client = tmp_path / "watch", plane.client
+    moving = slice_of("moving", ("10.244.2.61", "n2"))
+    client.create(service("moving"))
+    client.create(moving)
+    work.mkdir()
+    variables: Object = {
+        "kube_proxy_dir": str(work / "akp"),
+        "kube_proxy_cluster_dir": "",
+        "kube_proxy_kubeconfig": str(plane.kubeconfig(tmp_path / "akp.kubeconfig", "akp")),
+        "kube_proxy_config": str(Watcher.config(work / "kube-proxy.yaml")),
+        "kube_proxy_batches": [1, 1, 1],
+        "kube_proxy_approval": "frontends",
+    }
+
+    def run(name: str, *, check: bool = True, **more: Any) -> Run:
+        chosen = {**variables, **more}
+        inside = netns.command(plane.namespace, [])
+        return playbook(name, inventory, tmp_path / "runs", variables=chosen, prefix=inside, check=check)
+
+    def planned() -> Object:
+        told = next(run("plan-services").of("summary")).result
+        return {"kube_proxy_plan": told["plan"], "kube_proxy_plan_digest": told["plan_digest"]}
+
+    def serving(text: str) -> list[bool]:
+        return [text in lab.node(name).run(["iptables-save"]).stdout for name in ALL]
+
+    try:
+        run("sync-services", **planned())
+        with Watcher(plane, inventory, work, "-e", "kube_proxy_approval=frontends") as started:
+            started.wait("settled")
+            client.create(service("planned"))
+            started.wait("warning", 0, lambda event: "shop/planned waits for approval" in event["problem"])
+            plan = planned()
+
+            # Longer than it takes to ask every node: the first one has it for so long, and goes back.
+            place = started.place
+            probe = {"port": 9, "address": "127.0.0.1", "timeout": 12}
+            failed = run("sync-services", check=False, **plan, kube_proxy_probes=[probe])
+            assert "the node went back to generation" in failed.output
+            assert started.events("pushed", place) == []
+            assert serving("shop/planned") == [False] * 3
+
+            sabotage(lab.node("n2"))
+            run("sync-services", check=False, **plan)
+            lab.node("n2").run(["rm", RESTORE])
+            assert serving("shop/planned") == [True, False, False]
+            place = started.place
+            endpoints = slice_of("moving", ("10.244.2.61", "n2"), ("10.244.1.62", "n1"))["endpoints"]
+            client.patch(moving, {"endpoints": endpoints})
+            started.wait("change", place, lambda event: "EndpointSlice" in event["what"] and event["hosts"] == 3)
+            assert serving("10.244.1.62:8080") == [True] * 3
+            assert serving("shop/planned") == [True, False, False]
+
+            run("sync-services", **planned())
+            place = started.place
+            client.patch(moving, {"endpoints": slice_of("moving", ("10.244.1.62", "n1"))["endpoints"]})
+            started.wait("change", place, lambda event: "EndpointSlice" in event["what"] and event["hosts"] == 3)
+            assert serving("10.244.2.61:8080") == [False] * 3
+            assert serving("shop/planned") == [True] * 3
+            assert started.stop() == 0
+    finally:
+        for each in (moving, service("moving"), service("planned")):
+            with contextlib.suppress(ApiError):
+                client.delete(each)

@@ -53,13 +53,13 @@ class Watcher:
             *netns.command(plane.namespace, [str(BIN / "akp"), "watch", "--log-json", "-i", str(inventory)]),
             *(("--kubeconfig", str(work / "kubeconfig")) if kubeconfig else ()),
             *("--dir", str(work / "akp")),
-            *("--config", str(self._config(work / "kube-proxy.yaml")), *arguments),
+            *("--config", str(self.config(work / "kube-proxy.yaml")), *arguments),
         ]
         self._out = self.log.open("ab")
         self.process = self.start()
 
     @staticmethod
-    def _config(file: Path) -> Path:
+    def config(file: Path) -> Path:
         """That of the shop, with more frequent checks."""
         config = yaml.safe_load((SHOP / "kube-proxy.yaml").read_text())
         file.write_text(yaml.safe_dump({**config, "iptables": {"syncPeriod": "5s"}}))
