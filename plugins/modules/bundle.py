@@ -82,7 +82,7 @@ options:
     type: path
   signatures:
     description:
-      - How many approvers have to sign a plan.
+      - How many approvers have to sign a plan, one at least.
       - If not given, the variable C(kube_proxy_signatures) holds.
     type: int
     default: 1

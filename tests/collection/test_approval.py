@@ -150,6 +150,27 @@ def test_a_plan_that_was_changed_is_not_signed(inventory: Path, tmp_path: Path, 
     assert not list(plan.parent.glob("*.sig"))
 
 
+def test_what_is_no_approval_is_told(inventory: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
+    plan = planned(playbook("plan-services", inventory, tmp_path))
+    allowed = tmp_path / "allowed_signers"
+    allowed.write_text(f"alice {keys['alice'].with_suffix('.pub').read_text()}")
+    nobody = ("-e", f"kube_proxy_plan={plan}", "-e", f"kube_proxy_allowed_signers={allowed}")
+    refused = playbook("sync-services", inventory, tmp_path, *nobody, "-e", "kube_proxy_signatures=0", check=False)
+    assert (refused.code, "kube_proxy_signatures is 0: a plan needs one at least" in refused.output) == (2, True)
+    missing = ("-e", f"kube_proxy_plan={tmp_path / 'nope.json'}", "-e", f"kube_proxy_plan_digest={'0' * 64}")
+    refused = playbook("sync-services", inventory, tmp_path, *missing, check=False)
+    assert (refused.code, f"{tmp_path / 'nope.json'}: there is no plan" in refused.output) == (2, True)
+    approve(plan, keys["alice"])
+    two = ("--limit", "n1,n2")
+    few = planned(
+        playbook("plan-services", inventory, tmp_path, *two, "-e", f"kube_proxy_plan_file={tmp_path}/few.json")
+    )
+    approve(few, keys["alice"])
+    more = playbook("sync-services", inventory, tmp_path, *nobody, "-e", f"kube_proxy_plan={few}", check=False)
+    assert more.changed == {"n1": 1, "n2": 1, "n3": 0}
+    assert "  n3 failed: is not in the plan; make a new plan" in more.summary
+
+
 def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     playbook("sync-services", inventory, tmp_path)
     more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more"))}
