@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
+    LEDGER_OPTION,
     RULE_OPTIONS,
     RULE_VARIABLES,
     ControlAction,
@@ -32,6 +35,7 @@ class ActionModule(ControlAction):
 
     SPEC: ClassVar[dict[str, Any]] = {
         **DIR_OPTION,
+        **LEDGER_OPTION,
         **RULE_OPTIONS,
         "path": {"type": "path", "required": True},
         "cluster": {"type": "str", "default": "default"},
@@ -45,6 +49,7 @@ class ActionModule(ControlAction):
     }
     VARIABLES: ClassVar[dict[str, str]] = {
         **RULE_VARIABLES,
+        "ledger": "kube_proxy_ledger",
         "path": "kube_proxy_publish_path",
         "cluster": "kube_proxy_cluster_name",
         "keys": "kube_proxy_publish_keys",
@@ -98,9 +103,12 @@ class ActionModule(ControlAction):
         if self.check:
             return _predicted(Publication(path, terms), inputs, nodes)
         history = History(directory.path / "published", options["deltas"])
+        auditor = Auditor(directory, options["ledger"], self.task_vars)
+        audit = partial(auditor.write, "publish", snapshot=inputs.record.digest)
+        percent = options["max_removed_percent"]
         try:
             report = without_collection(
-                lambda: publish(Publication(path, terms), history, inputs, nodes, options["max_removed_percent"])
+                lambda: publish(Publication(path, terms), history, inputs, nodes, percent, audit)
             )
         except (PublishRefused, InvalidRelease, SigningFailed) as error:
             raise AnsibleActionFail(str(error)) from None

@@ -19,6 +19,7 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.ledger
   - agentless.kube_proxy.rules
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.control

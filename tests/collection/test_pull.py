@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from agentless_kube_proxy.ledger import entries
 
 from tests.lab import Lab, Node
 from tests.lab.addresses import CONTROLLER
@@ -83,6 +84,7 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
         "kube_proxy_cluster_name": "shop",
         "kube_proxy_publish_path": str(web.www),
         "kube_proxy_publish_keys": [str(publisher.key)],
+        "kube_proxy_reason": "CHG-18",
     }
     pulling = {
         "kube_proxy_cluster_name": "shop",
@@ -110,6 +112,10 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     assert list(web.www.glob("*.release")) == []
     assert playbook("publish-services", inventory, tmp_path / "work", variables=publishing).changed == {"localhost": 1}
     assert playbook("publish-services", inventory, tmp_path / "work", variables=publishing).changed == {"localhost": 0}
+    begun, done = entries(tmp_path / "work" / "akp" / "ledger.jsonl")
+    assert (begun["result"], done["action"], done["result"]) == ("begun", "publish", "ok")
+    assert (done["reason"], done["nodes"]["n1"]["before"]) == ("CHG-18", None)
+    assert {each["snapshot"] for each in (begun, done)} == {next(first.of("snapshot")).result["digest"]}
     settings = json.loads((tmp_path / "work" / "akp" / "published" / "1" / "settings.json").read_text())
     assert settings["facts"]["n1"]["hostname"] == "n1"
 

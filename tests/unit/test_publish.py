@@ -17,6 +17,7 @@ from agentless_kube_proxy.bundle import publish as publishing
 from agentless_kube_proxy.bundle.publish import Publication, Terms
 from agentless_kube_proxy.bundle.release import NAMESPACE, Release, parse_release, split
 from agentless_kube_proxy.cli import main
+from agentless_kube_proxy.ledger import entries
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
 NODES = ("n1", "n2", "n3")
@@ -259,3 +260,44 @@ def test_what_cannot_be_done_is_said(shop: Shop, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         shop.publish("--valid-for", "tomorrow")
     assert "write e.g. 90s, 30m, 12h or 7d" in capsys.readouterr().err
+
+
+def test_what_is_published_is_in_the_ledger(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told() -> list[tuple[str, dict[str, tuple[str | None, str | None, str | None]]]]:
+        found = list(entries(tmp_path / "ledger.jsonl"))
+        assert {(each["action"], each["cluster"]) for each in found} == {("publish", "shop")}
+        assert all(len(each["snapshot"]) == 64 and each["who"]["user"] for each in found)
+        return [
+            (each["result"], {n: (s["before"], s["after"], s.get("result")) for n, s in each["nodes"].items()})
+            for each in found
+        ]
+
+    assert shop.publish() == 0
+    first = {node: shop.release(node).bundles[0].generation for node in NODES}
+    assert told() == [
+        ("begun", {node: (None, first[node], None) for node in NODES}),
+        ("ok", {node: (None, first[node], "changed") for node in NODES}),
+    ]
+    assert shop.publish() == 0
+    assert len(told()) == 2, "nothing is new"
+    assert shop.publish("--renew", "--node", "n1") == 0
+    assert told()[-1] == ("ok", {"n1": (first["n1"], first["n1"], "renewed")})
+
+    shop.move_endpoint("10.244.1.99")
+    signer, shop.key = shop.key, tmp_path / "nobody"
+    assert shop.publish() == 2
+    assert told()[-1] == ("failed", {node: (first[node], first[node], "failed") for node in NODES})
+    shop.key = signer
+    text = (shop.cluster / "nodes.yaml").read_text()
+    (shop.cluster / "nodes.yaml").write_text("---".join(each for each in text.split("---") if "name: n3" not in each))
+    assert shop.publish() == 0
+    second = {node: shop.release(node).bundles[0].generation for node in ("n1", "n2")}
+    changed = {node: (first[node], second[node], "changed") for node in ("n1", "n2")}
+    assert told()[-1] == ("ok", {**changed, "n3": (first["n3"], None, "withdrawn")})
+
+    (tmp_path / "ledger.jsonl").write_text("{}\n")
+    before = shop.releases()
+    shop.move_endpoint("10.244.1.98")
+    assert shop.publish() == 2
+    assert "is no entry of a ledger" in capsys.readouterr().err
+    assert shop.releases() == before, "without a ledger nothing is published"

@@ -104,6 +104,15 @@ class Publication:
         except (OSError, UnicodeDecodeError, InvalidRelease):
             return None
 
+    def offered(self) -> dict[str, str]:
+        """The generation that each node is offered; empty if its release cannot be read."""
+        found = {}
+        for file in self.path.glob(f"*{SUFFIX}"):
+            node = file.name.removesuffix(SUFFIX)
+            known = self.current(node)
+            found[node] = next((each.generation for each in known.bundles if each.node == node), "") if known else ""
+        return found
+
     def holds(self, node: str, generation: str) -> bool:
         """Whether the node is offered this generation already, and everything for it is there."""
         known = self.current(node)

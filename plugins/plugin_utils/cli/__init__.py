@@ -13,6 +13,7 @@ from ..bundle.compare import UnreadableBundle
 from ..bundle.publish import PublishRefused
 from ..bundle.release import InvalidRelease, SigningFailed
 from ..cluster.files import UnreadableFile
+from ..ledger import BrokenLedger
 from ..proxy.config import InvalidConfig
 from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.policy import InvalidPolicy, RefusedVips
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"akp: refused: {found}", file=sys.stderr)
         return 2
     except (
+        BrokenLedger,
         InvalidFacts,
         InvalidPolicy,
         UnknownBackend,

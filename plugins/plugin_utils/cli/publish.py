@@ -8,13 +8,17 @@ import argparse
 import gc
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..bundle.publish import Publication, Terms
 from ..cluster.files import cluster_files, documents
 from ..cluster.record import record_of
+from ..controller.audit import who
 from ..controller.publish import History, Inputs, publish
 from ..controller.render import Schedulers, Vips, load_config
+from ..ledger import FILE, append
 from .console import Progress, UsageError, report_left_out
 from .render import add_input_options, add_rule_options, gathered_facts
 
@@ -22,7 +26,7 @@ _DESCRIPTION = """\
 Writes a directory that nodes pull from (akp-node pull), over any static web server or file share:
 OUT/NODE.release, signed, and OUT/objects with the bundles and deltas that releases name. Each release is replaced in
 one step when everything it names is there. A node without news gets a new release only when half of the time of its
-old one is over.
+old one is over. What becomes of nodes is an entry of ledger.jsonl, beside the history; see akp ledger.
 """
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -116,7 +120,12 @@ def run(args: argparse.Namespace) -> int:
         terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
         progress.step("publishing")
         report = publish(
-            Publication(args.output, terms), History(history, args.deltas), inputs, args.node, args.max_removed
+            Publication(args.output, terms),
+            History(history, args.deltas),
+            inputs,
+            args.node,
+            args.max_removed,
+            lambda result, nodes: _audit(history.with_name(FILE), args.cluster_name, record.digest, result, nodes),
         )
     for each in report.nodes:
         said = f", {each.deltas} deltas, {each.size} bytes" if each.action == "changed" else ""
@@ -126,3 +135,8 @@ def run(args: argparse.Namespace) -> int:
     for node, error in report.errors.items():
         print(f"akp: {node}: not published: {error}", file=sys.stderr)
     return 1 if report.errors else 0
+
+
+def _audit(file: Path, cluster: str, snapshot: str, result: str, nodes: Mapping[str, Any]) -> None:
+    about = {"cluster": cluster, "who": who({}), "action": "publish", "result": result, "snapshot": snapshot}
+    append(file, {**about, "nodes": nodes})

@@ -35,7 +35,7 @@ class Auditor:
         entry: dict[str, Any] = {
             "run": run_id(),
             "cluster": str(self._variables.get("kube_proxy_cluster_name") or "default"),
-            "who": self._who(),
+            "who": who(self._variables),
             "action": action,
             "result": result,
             **self.about(),
@@ -55,16 +55,18 @@ class Auditor:
         reason = self._variables.get("kube_proxy_reason")
         return {**found, "reason": str(reason)} if reason else found
 
-    def _who(self) -> dict[str, Any]:
-        number = os.getuid()
-        try:
-            user = pwd.getpwuid(number).pw_name
-        except KeyError:
-            user = str(number)
-        who: dict[str, Any] = {"user": user, "host": socket.gethostname()}
-        names = [str(self._variables[key]) for key in _NAMES if self._variables.get(key)]
-        name = next(iter(names), os.environ.get("SUDO_USER", ""))
-        if name and name != user:
-            who["name"] = name
-        jobs = [str(self._variables[key]) for key in _JOBS if self._variables.get(key)]
-        return {**who, "job": jobs[0]} if jobs else who
+
+def who(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Who does this: the account, and the person if that is known."""
+    number = os.getuid()
+    try:
+        user = pwd.getpwuid(number).pw_name
+    except KeyError:
+        user = str(number)
+    found: dict[str, Any] = {"user": user, "host": socket.gethostname()}
+    names = [str(variables[key]) for key in _NAMES if variables.get(key)]
+    name = next(iter(names), os.environ.get("SUDO_USER", ""))
+    if name and name != user:
+        found["name"] = name
+    jobs = [str(variables[key]) for key in _JOBS if variables.get(key)]
+    return {**found, "job": jobs[0]} if jobs else found

@@ -13,10 +13,10 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import backends
 from ..backends.state import State
@@ -158,6 +158,14 @@ def _read_inputs(entry: Path) -> Inputs | None:
     return inputs if _digest(inputs) == settings.get("digest") else None
 
 
+# Writes what becomes of nodes into the ledger: how far it is, and generations before and after by node.
+Audit: TypeAlias = Callable[[str, Mapping[str, Any]], None]
+
+
+def _nowhere(_result: str, _nodes: Mapping[str, Any]) -> None:
+    """For those who keep no ledger."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What a run did."""
@@ -174,8 +182,9 @@ def publish(
     inputs: Inputs,
     nodes: Sequence[str] | None = None,
     max_removed_percent: int = 100,
+    audit: Audit = _nowhere,
 ) -> Report:
-    """Offer these nodes, or all, what they shall have."""
+    """Offer these nodes, or all, what they shall have; what changes for them is audited before and after."""
     names = [node.name for node in inputs.snapshot.nodes] if nodes is None else list(nodes)
     if not names:
         raise PublishRefused("the cluster has no Node, so there is nothing to publish")
@@ -194,10 +203,30 @@ def publish(
             bases = list(history.bases(name, state.generation))
             _guard(state, bases, max_removed_percent)
             done.append(publication.add(state, bases))
-        history.add(inputs, {each.node: each.generation for each in done})
-        publication.switch()
-        withdrawn = publication.withdraw(names) if nodes is None else []
+        offered = publication.offered()
+        then = {each.node: each.generation for each in done if each.action != "unchanged"}
+        if nodes is None:
+            then |= dict.fromkeys(offered.keys() - set(names), "")
+        steps = {node: _step(offered.get(node), after) for node, after in sorted(then.items())}
+        if steps:
+            audit("begun", steps)
+        try:
+            history.add(inputs, {each.node: each.generation for each in done})
+            publication.switch()
+            withdrawn = publication.withdraw(names) if nodes is None else []
+        except Exception as error:
+            now = publication.offered()
+            failed = {"result": "failed", "error": str(error)}
+            audit("failed", {node: {**_step(offered.get(node), now.get(node)), **failed} for node in steps})
+            raise
+        if steps:
+            actions = dict.fromkeys(withdrawn, "withdrawn") | {each.node: each.action for each in done}
+            audit("ok", {node: {**step, "result": actions[node]} for node, step in steps.items()})
         return Report(tuple(done), errors, tuple(withdrawn), publication.prune())
+
+
+def _step(before: str | None, after: str | None) -> dict[str, Any]:
+    return {"before": before or None, "after": after or None}
 
 
 def _guard(state: State, bases: Sequence[State], percent: int) -> None:
