@@ -67,8 +67,12 @@ def test_an_account_with_the_sudoers_line_can_sync_and_do_nothing_else(
     nodes: Lab, account: Node, inventory: Path, tmp_path: Path
 ) -> None:
     hosts = for_akp(inventory, SUDO)
-    assert playbook("sync-services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 1}
-    assert playbook("sync-services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 0}
+    first = playbook("sync-services", hosts, tmp_path, "--limit", "n1")
+    assert first.changed == {"n1": 1}
+    assert "kube_proxy_keep has no effect" not in " ".join(first.output.split())
+    vain = playbook("sync-services", hosts, tmp_path, "--limit", "n1", "-e", "kube_proxy_keep=5")
+    assert vain.changed == {"n1": 0}
+    assert "kube_proxy_keep has no effect with kube_proxy_command" in " ".join(vain.output.split())
     assert "KUBE-SERVICES" in account.run(["iptables-save"]).stdout
     for command in ("sudo -n id", "sudo -n sh -c id", "sudo -n iptables-save", "sudo -n -u daemon id"):
         done = as_akp(nodes, account, command)

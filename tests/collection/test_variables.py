@@ -138,4 +138,6 @@ def test_a_run_takes_numbers_and_truths_as_words(nodes: Lab, inventory: Path, tm
     assert "more than 50 %" in " ".join(refused.output.split())
     meant = typed("sync-services", inventory, tmp_path, *words, *lost, "kube_proxy_max_removed_percent=100")
     assert meant.changed == dict.fromkeys(("n1", "n2", "n3"), 1)
+    wrong = typed("sync-services", inventory, tmp_path, "kube_proxy_keep=-1", check=False)
+    assert "  n1 failed: kube_proxy_keep: -1 is no number of bundles, nor 0" in wrong.summary
     assert nodes.node("n1").run(["ls", "/usr/local/sbin"]).stdout == ""

@@ -150,3 +150,18 @@ def test_notes_of_a_run_are_its_own(tmp_path: Path) -> None:
     assert len(left) == 6
     assert directory.run.name in left, "a run that goes on is never forgotten, however many begin beside it"
     assert tmp_path.stat().st_mode & 0o077 in (0, 0o055)
+
+
+def test_each_kind_of_warning_has_its_own_heading(tmp_path: Path) -> None:
+    claimed = "Service/shop/a: externalIPs 10.0.0.1 is an address of the node n1; it is left out"
+    twice = "Service/shop/two: claims 203.0.113.7:80/tcp, as shop/one does"
+    waits = "Service/shop/b: is new, and waits for approval"
+    directory = WorkDirectory(tmp_path).make()
+    directory.note("render", "localhost", {"warned": [claimed, twice, waits]})
+    lines = report.summarise(directory.notes(), [], check=False).lines()
+    for heading, sentence in (
+        ("claimed, but not theirs: 1", claimed),
+        ("claimed by more than one: 1", twice),
+        ("waiting for approval: 1", waits),
+    ):
+        assert lines[lines.index(heading) + 1] == f"  {sentence}"

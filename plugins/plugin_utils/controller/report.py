@@ -117,7 +117,7 @@ class Summary:
     services: Mapping[str, int]
     endpoints: Mapping[str, int]
     left_out: tuple[str, ...]
-    warned: tuple[str, ...]  # addresses that Services claim and should not
+    warned: tuple[str, ...]  # what somebody should look at, though the run went on
     ledger: str  # where this run stands in the ledger
     seconds: Mapping[str, float]
     check: bool
@@ -142,13 +142,23 @@ class Summary:
         if self.left_out:
             lines.append(f"left out of the cluster: {len(self.left_out)}")
             lines += [f"  {each}" for each in limited(self.left_out)]
-        if self.warned:
-            lines.append(f"claimed, but not theirs: {len(self.warned)}")
-            lines += [f"  {each}" for each in limited(self.warned)]
+        headed: dict[str, list[str]] = {}
+        for each in self.warned:
+            headed.setdefault(_heading(each), []).append(each)
+        for heading, warnings in sorted(headed.items()):
+            lines.append(f"{heading}: {len(warnings)}")
+            lines += [f"  {each}" for each in limited(warnings)]
         if self.ledger:
             lines.append(self.ledger)
         lines.append("seconds: " + ", ".join(f"{phase} {value:.2f}" for phase, value in self.seconds.items()))
         return lines
+
+
+def _heading(warning: str) -> str:
+    """What a warning is about. Between runs they are kept as the sentences that they are."""
+    if warning.endswith("waits for approval"):
+        return "waiting for approval"
+    return "claimed by more than one" if ": claims " in warning else "claimed, but not theirs"
 
 
 def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check: bool) -> Summary:
