@@ -109,6 +109,23 @@ def forge(path: Path, **fields: Any) -> None:
     write_json(path, {**content, "digest": plan_digest(content)})
 
 
+def reissue(path: Path) -> None:
+    """Make the release of a changed plan fit it again."""
+    release = plan_file(path, "release")
+    content = {key: value for key, value in (read_json(path) or {}).items() if key != "release"}
+    release.write_text(re.sub("note plan .*", f"note plan {plan_digest(content)}", release.read_text()))
+    forge(path, release=hashlib.sha256(release.read_bytes()).hexdigest())
+
+
+def test_a_plan_does_not_speak_to_the_terminal(written: Path) -> None:
+    hosts = json.loads(written.read_text())["hosts"]
+    forge(written, hosts={"n1\x1b[8m": hosts["n1"]})
+    reissue(written)
+    shown = akp(written).stdout
+    assert "on n1\\x1b[8m:" in shown
+    assert "\x1b" not in shown
+
+
 def test_what_is_shown_is_what_is_signed(written: Path, alice: Path, allowed: Path) -> None:
     plan_file(written, "txt").write_text("no node would change\n")
     done = akp(written, "--key", alice, "--yes", "--allowed-signers", allowed)
@@ -129,10 +146,7 @@ def test_a_signature_is_good_for_no_other_plan(written: Path, alice: Path, allow
     # Who has the release made for the forged plan gets a signature of that, which is none of the genuine one.
     release = plan_file(written, "release")
     text = release.read_text()
-    content = {key: value for key, value in (read_json(written) or {}).items() if key != "release"}
-    note = f"note plan {plan_digest(content)}"
-    release.write_text(re.sub("note plan .*", note, text))
-    forge(written, release=hashlib.sha256(release.read_bytes()).hexdigest())
+    reissue(written)
     assert "rules of no Service" in akp(written, "--key", alice, "--yes").stdout
     release.write_text(text)
     written.write_text(genuine)

@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
     text = plan_release(args.plan, plan)
     # Not the file with the same words: nobody signs that.
-    print("\n".join(plan_text(plan)))
+    print("\n".join(map(_visible, plan_text(plan))))
     if args.key:
         if not args.yes and not _asked():
             print("not signed")
@@ -74,6 +74,11 @@ def _run(args: argparse.Namespace) -> int:
         who = signers(text, signatures(args.plan), args.allowed_signers)
         print(f"signed by {len(who)}: {', '.join(who) or 'nobody'}")
     return 0
+
+
+def _visible(line: str) -> str:
+    """A terminal must not be told to hide what is being signed."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def _asked() -> bool:
