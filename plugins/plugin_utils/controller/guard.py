@@ -48,7 +48,7 @@ class Frontends:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._fragments: dict[bytes, tuple[bytes, str]] = {}
+        self._fragments: dict[bytes, tuple[bytes, str, str]] = {}
         self._records: dict[str, Records] = {}
         self._ports: dict[tuple[str, str], Ports] = {}
 
@@ -59,12 +59,12 @@ class Frontends:
             return
         frame = self._frame(state, settings)
         parts = [self._frontend(each) for each in state.fragments]
-        name = hashlib.sha256(frame.encode() + b"".join([digest for digest, _text in parts])).hexdigest()
+        name = hashlib.sha256(frame.encode() + b"".join([digest for digest, _text, _idle in parts])).hexdigest()
         file = self._folder / f"{name}.jsonl"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
-            self._write(file, "".join([frame, *(text for _digest, text in parts)]))
-        idle = json.dumps(sorted(service_ports(state.fragments).idle))
+            self._write(file, "".join([frame, *(text for _digest, text, _idle in parts)]))
+        idle = json.dumps(sorted([name for _digest, _text, name in parts if name]))
         idle_file = self._folder / f"{hashlib.sha256(idle.encode()).hexdigest()}.idle"
         if not idle_file.exists():
             self._write(idle_file, idle)
@@ -79,11 +79,13 @@ class Frontends:
         staged.write_text(text, encoding="utf-8")
         staged.replace(file)
 
-    def _frontend(self, fragment: Fragment) -> tuple[bytes, str]:
+    def _frontend(self, fragment: Fragment) -> tuple[bytes, str, str]:
+        """A fragment without its endpoints, by digest and text, and its name if it has none."""
         known = self._fragments.get(fragment.digest)
         if known is None:
             text = "".join(_without_endpoints(text) for obj, text in fragment.open if obj == _SERVICES)
-            known = self._fragments[fragment.digest] = (hashlib.sha256(text.encode()).digest(), text)
+            name = _name(fragment) if _idle(fragment) else ""
+            known = self._fragments[fragment.digest] = (hashlib.sha256(text.encode()).digest(), text, name)
         return known
 
     @staticmethod
@@ -200,8 +202,11 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
 @lru_cache(maxsize=16)
 def service_ports(fragments: tuple[Fragment, ...]) -> Ports:
     """The service ports of a state; most nodes have the same."""
-    named = [(f"{each.name} {each.family}", each) for each in fragments]
-    return Ports(frozenset(name for name, _each in named), frozenset(name for name, each in named if _idle(each)))
+    return Ports(frozenset(map(_name, fragments)), frozenset(map(_name, filter(_idle, fragments))))
+
+
+def _name(fragment: Fragment) -> str:
+    return f"{fragment.name} {fragment.family}"
 
 
 def _idle(fragment: Fragment) -> bool:
