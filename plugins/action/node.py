@@ -58,6 +58,7 @@ _NOT_SENT = (
     "kube_proxy_keep has no effect with kube_proxy_command: who may run one command can set nothing for it. The line "
     "`keep N` in /etc/akp/node.conf on the node does it"
 )
+_KEPT = 3  # bundles, by a node that is not told otherwise
 _STATES = ["applied", "confirmed", "gathered", "restored", "rolled_back", "absent"]
 _ACTIONS = {
     "applied": "sync",
@@ -138,7 +139,7 @@ class ActionModule(RemoteAction):
             self._work.note(phase, self._host, {**watch.fields(), "failed": message})
             self._audit({**self._generations(same=isinstance(error, _AsBefore)), "error": message})
             raise AnsibleActionFail(message) from None  # what it came from would be printed once more
-        if options["command"] and options["keep"]:
+        if options["command"] and options["keep"] not in (0, _KEPT):
             result["warnings"] = [*result.get("warnings", ()), _NOT_SENT]
         noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
         self._work.note(phase, self._host, {**watch.fields(), **noted})
