@@ -43,7 +43,7 @@ options:
   max_removed_percent:
     description:
       - Fail, before any node is touched, if a host would lose more than this share of the service ports that it has.
-        One that loses its last endpoint counts as lost. Hosts whose generation was not computed with this O(dir) are
+        If none has endpoints any more, they count as lost. Hosts whose generation was not computed with this O(dir) are
         looked at when it is their turn.
       - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
