@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -75,11 +76,13 @@ def run(clusters: Sequence[Cluster], settings: Settings, minor: str, compat: str
     found: list[Case] = []
     if groups[1] and groups[0]:
         receiver, sender = multiprocessing.Pipe(duplex=False)
-        aside = multiprocessing.Process(target=_aside, args=(sender, groups[1], settings, minor, compat))
+        left = _Left(groups[1])
+        aside = multiprocessing.Process(target=_aside, args=(sender, left, settings, minor, compat))
         aside.start()
         sender.close()
         try:
             found += _run_group(groups[0], settings, minor, compat, uml=False)
+            found += _run_group(left, settings, minor, compat, uml=True)
             found += receiver.recv()
         except EOFError:
             raise RuntimeError("the comparison in the user-mode kernel ended without a result") from None
@@ -90,18 +93,36 @@ def run(clusters: Sequence[Cluster], settings: Settings, minor: str, compat: str
     return _run_group(groups[0] or groups[1], settings, minor, compat, uml=bool(groups[1]))
 
 
-def _aside(sender: Connection, clusters: Sequence[Cluster], settings: Settings, minor: str, compat: str | None) -> None:
+class _Left:
+    """Clusters for several processes, each for the one that asks first."""
+
+    def __init__(self, clusters: Sequence[Cluster]) -> None:
+        self._clusters, self._taken = clusters, multiprocessing.Value("i", 0)
+
+    def __iter__(self) -> Iterator[Cluster]:
+        while True:
+            with self._taken.get_lock():
+                number = self._taken.value
+                self._taken.value += 1
+            if number >= len(self._clusters):
+                return
+            yield self._clusters[number]
+
+
+def _aside(sender: Connection, clusters: Iterable[Cluster], settings: Settings, minor: str, compat: str | None) -> None:
     stop_on_term()
     sender.send(_run_group(clusters, settings, minor, compat, uml=True))
 
 
 def _run_group(
-    clusters: Sequence[Cluster], settings: Settings, minor: str, compat: str | None, *, uml: bool
+    clusters: Iterable[Cluster], settings: Settings, minor: str, compat: str | None, *, uml: bool
 ) -> list[Case]:
-    if not clusters:
+    rest = iter(clusters)
+    first = next(rest, None)
+    if first is None:
         return []
     with twins(minor, compat, uml) as twin:
-        return list(Runner(twin, settings).run(clusters))
+        return list(Runner(twin, settings).run(chain([first], rest)))
 
 
 def stop_on_term() -> None:
