@@ -192,12 +192,15 @@ def test_what_is_left_of_the_old_mode_is_told_and_removed_next_time(
             f'exec "$(PATH=/usr/sbin:/sbin:/usr/bin:/bin command -v {tool})" "$@"\n'
         )
         script.chmod(0o755)
-    result = host.akp("apply", there, PATH=f"{tmp_path / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin")
+    path = f"{tmp_path / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin"
+    result = host.akp("apply", "--confirm-within", "600", there, PATH=path)
     assert (result.code, "the new state is in force" in result.json["error"]) == (4, True), result.stdout
     assert "Cannot allocate memory" in result.json["warnings"][-1]
     assert ours(host, old)
     assert ours(host, new)
-    assert host.akp("status").json["state"] == "partial"
+    status = host.akp("status").json
+    assert (status["state"], status["unconfirmed"]["generation"]) == ("partial", status["generation"])
     host.apply(there)
+    assert host.akp("confirm").code == 0
     assert not ours(host, old)
     assert host.akp("status").json["state"] == "applied"

@@ -155,9 +155,7 @@ confirm_disarm() {
 }
 
 # A run that failed in an orderly way has put everything back: there is nothing to undo.
-confirm_failed() {
-    case $warnings in *'put back'*) ;; *) confirm_disarm ;; esac
-}
+confirm_failed() { [ -n "$unfinished" ] || confirm_disarm; }
 
 # The change, for the answer of apply.
 confirm_answer() {
