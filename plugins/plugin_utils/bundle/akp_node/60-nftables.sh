@@ -300,7 +300,7 @@ nft_file_facts() {
 
 # ---------------------------------------------------------------- nftables: plan
 # A plan is the directory $work/nft:
-#   todo      what differs, one object or element a line
+#   tasks     what differs, one object or element a line
 #   stage.*   transactions that make chains nothing refers to yet
 #   switch    the transaction that changes what happens to packets, the marker included
 #   unstage   takes back what was staged
@@ -308,7 +308,7 @@ nft_file_facts() {
 #             a chain counts as used while the element that led to it is being deleted
 # and counts and detail in $work/plan.FAMILY, as for iptables.
 
-# Compare facts: what is there ($1) with what is wanted ($2), into $work/nft/todo, counts and detail.
+# Compare facts: what is there ($1) with what is wanted ($2), into $work/nft/tasks, counts and detail.
 nft_diff() {
     mkdir -p "$work/plan.4" "$work/plan.6" "$work/nft"
     awk -F '\t' -v work="$work" '
@@ -320,7 +320,7 @@ nft_diff() {
         else { service = substr(service, RSTART + 1, RLENGTH - 1); sub(/^[A-Z2-7X]+-/, "", service) }
         print what "\tkube-proxy\t" name "\t" service "\t" text > (work "/plan." (f == "ip" ? 4 : 6) "/detail")
     }
-    function todo(line) { print line > TODO }
+    function task(line) { print line > TASKS }
     function key_of(element) { sub(/ (comment "[^"]*" )?: .*$/, "", element); return element }
     # Name the rules that differ in a chain.
     function explain(f, name, key,   i, n, m, a, b, left, told) {
@@ -331,7 +331,7 @@ nft_diff() {
         for (i = 2; i <= n; i++) if (left[a[i]] > 0) { left[a[i]]--; tell(f, "extra-rule", name, a[i]); told = 1 }
         if (!told) tell(f, "order", name, "")
     }
-    BEGIN { TODO = work "/nft/todo" }
+    BEGIN { TASKS = work "/nft/tasks" }
     { key = $1 SUBSEP $2 SUBSEP $3 }
     pass == 1 && $4 == "H" { head[key] = $5; order[++n] = key; family[$1] = 1; next }
     pass == 1 && $4 == "R" { rules[key] = rules[key] "\n" $5; next }
@@ -341,13 +341,13 @@ nft_diff() {
     $4 == "R" { wrules[key] = wrules[key] "\n" $5; next }
     !((key, $5) in welement) { welement[key, $5] = 1; weorder[++wen] = key SUBSEP $5 }
     END {
-        for (f in family) if (!(f in wfamily)) todo("leave\t" f)
-        for (f in wfamily) if (!(f in family)) todo("table\t" f)
+        for (f in family) if (!(f in wfamily)) task("leave\t" f)
+        for (f in wfamily) if (!(f in family)) task("table\t" f)
         # A table whose sets or base chains are made differently is made anew.
         for (i = 1; i <= wn; i++) {
             key = worder[i]
             split(key, p, SUBSEP)
-            if (key in head && head[key] != whead[key] && p[3] !~ /^affinity-/ && !(p[1] in anew)) { anew[p[1]] = 1; todo("anew\t" p[1]) }
+            if (key in head && head[key] != whead[key] && p[3] !~ /^affinity-/ && !(p[1] in anew)) { anew[p[1]] = 1; task("anew\t" p[1]) }
         }
         for (i = 1; i <= wn; i++) {
             key = worder[i]
@@ -355,14 +355,14 @@ nft_diff() {
             if (!(key in head)) {
                 if (p[2] == "chain") added[f]++
                 tell(f, "missing-" p[2], p[3], "")
-                if (!(f in anew)) todo("new\t" f "\t" p[2] "\t" p[3])
+                if (!(f in anew)) task("new\t" f "\t" p[2] "\t" p[3])
             } else if (p[2] == "chain" && rules[key] != wrules[key]) {
                 changed[f]++
                 explain(f, p[3], key)
-                if (!(f in anew)) todo("set\t" f "\tchain\t" p[3])
+                if (!(f in anew)) task("set\t" f "\tchain\t" p[3])
             } else if (head[key] != whead[key]) {
                 tell(f, "attributes", p[3], whead[key])
-                if (!(f in anew)) todo("new\t" f "\t" p[2] "\t" p[3])
+                if (!(f in anew)) task("new\t" f "\t" p[2] "\t" p[3])
             } else if (p[2] == "chain") same[f]++
         }
         for (i = 1; i <= n; i++) {
@@ -371,23 +371,23 @@ nft_diff() {
             if (key in whead) continue
             if (p[2] == "chain") removed[f]++
             tell(f, "stale-" p[2], p[3], "")
-            if (f in wfamily && !(f in anew)) todo("gone\t" f "\t" p[2] "\t" p[3])
+            if (f in wfamily && !(f in anew)) task("gone\t" f "\t" p[2] "\t" p[3])
         }
         for (i = 1; i <= en; i++) {
             if (eorder[i] in welement) continue
             split(eorder[i], p, SUBSEP); f = p[1]
             fewer[f]++
             tell(f, "extra-element", p[3], p[4])
-            if ((f, p[2], p[3]) in whead && !(f in anew)) todo("del\tdelete element " f " kube-proxy " p[3] " { " key_of(p[4]) " }")
+            if ((f, p[2], p[3]) in whead && !(f in anew)) task("del\tdelete element " f " kube-proxy " p[3] " { " key_of(p[4]) " }")
         }
         for (i = 1; i <= wen; i++) {
             if (weorder[i] in element) continue
             split(weorder[i], p, SUBSEP); f = p[1]
             more[f]++
             tell(f, "missing-element", p[3], p[4])
-            if (!(f in anew)) todo("add\tadd element " f " kube-proxy " p[3] " { " p[4] " }")
+            if (!(f in anew)) task("add\tadd element " f " kube-proxy " p[3] " { " p[4] " }")
         }
-        printf "" > TODO
+        printf "" > TASKS
         for (i = 4; i <= 6; i += 2) {
             f = i == 4 ? "ip" : "ip6"
             printf "%d %d %d %d %d %d\n", added[f], changed[f], removed[f], same[f], more[f], fewer[f] > (work "/plan." i "/counts")
@@ -396,7 +396,7 @@ nft_diff() {
     }' pass=1 "$1" pass=2 "$2"
 }
 
-# Turn a todo ($1) and the wanted file ($2) into transactions in a directory ($3). The file is in an order that
+# Turn tasks ($1) and the wanted file ($2) into transactions in a directory ($3). The file is in an order that
 # works from any state; this takes the commands that are needed, in the same order.
 nft_write() {
     awk -v out="$3" -v CHUNK="$CHUNK" '
@@ -606,9 +606,9 @@ nftables_compare() {
     for f in $NFT_FAMILIES; do
         stays=
         for each in $families; do [ "$each" != "$f" ] || stays=1; done
-        if [ -z "$stays" ] && [ -n "$(nft_marker "$f")" ]; then printf 'leave\t%s\n' "$f" >>"$work/nft/todo"; fi
+        if [ -z "$stays" ] && [ -n "$(nft_marker "$f")" ]; then printf 'leave\t%s\n' "$f" >>"$work/nft/tasks"; fi
     done
-    nft_write "$work/nft/todo" "$bundle/nftables.nft" "$work/nft" || die 3 "the plan could not be written (is ${TMPDIR:-/tmp} full?)"
+    nft_write "$work/nft/tasks" "$bundle/nftables.nft" "$work/nft" || die 3 "the plan could not be written (is ${TMPDIR:-/tmp} full?)"
 }
 
 # The tables of the bundle as this kernel and this nft list them: loaded into a network namespace of their own. A
@@ -616,14 +616,14 @@ nftables_compare() {
 nft_list_of_bundle() {
     nft_diff /dev/null "$work/nft.file" || return 0
     mkdir "$work/sandbox"
-    nft_write "$work/nft/todo" "$bundle/nftables.nft" "$work/sandbox" || return 0
+    nft_write "$work/nft/tasks" "$bundle/nftables.nft" "$work/sandbox" || return 0
     unshare -n sh -c '
         for f in "$1"/stage.* "$1"/switch; do [ ! -e "$f" ] || nft -f "$f" || exit 1; done
         for f in ip ip6; do nft list table "$f" kube-proxy 2>/dev/null || :; done' sh "$work/sandbox" 2>"$work/err"
-    rm -rf "$work/sandbox" "$work/plan.4" "$work/plan.6" "$work/nft/todo"
+    rm -rf "$work/sandbox" "$work/plan.4" "$work/plan.6" "$work/nft/tasks"
 }
 
-nftables_pending() { [ -s "$work/nft/todo" ] || ! nft_marked "$generation" "$bundle/nftables.nft"; }
+nftables_pending() { [ -s "$work/nft/tasks" ] || ! nft_marked "$generation" "$bundle/nftables.nft"; }
 
 nftables_commit() {
     if nft_carry_out; then return 0; fi
