@@ -106,9 +106,8 @@ record() {
     esac
     # After the history: a run that ends in between has listed a bundle more, and not recorded one that is not listed.
     write_applied "$digest" 0
-    if [ -e "$STATE/unsettled" ] || [ -e "$STATE/deltas" ]; then
-        rm -rf "$STATE/deltas"
-        [ -n "$unfinished" ] || rm -f "$STATE/unsettled"
+    if [ -n "$unfinished" ]; then rm -rf "$STATE/deltas"
+    elif [ -e "$STATE/unsettled" ] || [ -e "$STATE/deltas" ]; then rm -rf "$STATE/unsettled" "$STATE/deltas"
     fi
     prune_bundles "$digest"
 }
