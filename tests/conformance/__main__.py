@@ -52,6 +52,9 @@ def main() -> int:
     report = Report(binaries(args.kubernetes).name, args.compat or args.kubernetes)
     report.cases += run(clusters, settings, args.kubernetes, args.compat)
     print(f"\n{report.summary()}\n{report.write(args.output)}")
+    # Once more where the eye falls: a lane that ran beside has printed over it long since.
+    for case in report.failed:
+        print(report.brief(case))
     return 1 if report.failed or not report.cases else 0
 
 

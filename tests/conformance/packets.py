@@ -35,6 +35,11 @@ class Probe:
     what: str  # the destination's kind and Service, for people
     sticky: bool  # the Service has session affinity
 
+    @property
+    def single(self) -> bool:
+        """Whether all connections are of one caller that keeps its backend: which one that is, is left to chance."""
+        return self.sticky and self.source != "outside"
+
     def __str__(self) -> str:
         origin = f"{self.source}{f' ({self.address})' if self.address else ''}"
         return f"{origin} to {self.what} {self.destination} {self.port}/{self.protocol}"
@@ -157,20 +162,27 @@ class Side:
     async def outcomes(self, probe: Probe, numbers: Sequence[int], timeout: float) -> frozenset[str]:
         """How these connections end; from many addresses where a single caller would always get the same answer."""
         crowd = CROWD[IPV6 if ":" in probe.destination else IPV4]
-        anyone = probe.sticky and probe.source != "outside"
 
         async def one(number: int) -> str:
             source = f"{crowd}{1 + number:x}" if ":" in crowd else f"{crowd}{1 + number}"
-            origin = source if probe.sticky and probe.source == "outside" else probe.address
+            origin = source if probe.sticky and not probe.single else probe.address
             place = self._places[probe.source]
             async with self._gate:
                 ended = await echo.call(place, probe.protocol, probe.destination, probe.port, origin, timeout)
-            if probe.sticky and origin == source:
-                ended = ended.replace(f"saw {source}", "saw the caller")
-            # One caller always gets the same backend, but which one is left to chance.
-            return f"a backend{ended[ended.index(' saw') :]}" if anyone and " saw" in ended else ended
+            return ended.replace(f"saw {source}", "saw the caller") if origin == source else ended
 
         return frozenset(await asyncio.gather(*(one(number) for number in numbers)))
+
+
+def alike(probe: Probe, real: frozenset[str], ours: frozenset[str]) -> bool:
+    """Whether both sides ended alike; with a single caller only a backend that both sides met can tell."""
+    if not probe.single:
+        return real == ours
+    answers = [{tuple(end.split(" saw ")) for end in side if " saw " in end} for side in (real, ours)]
+    failures = [{end for end in side if " saw " not in end} for side in (real, ours)]
+    met = {backend for backend, _ in answers[0]} & {backend for backend, _ in answers[1]}
+    sights = [{answer for answer in side if answer[0] in met} for side in answers]
+    return failures[0] == failures[1] and bool(answers[0]) == bool(answers[1]) and sights[0] == sights[1]
 
 
 async def compare(cluster: Cluster, real: Node, ours: Node) -> tuple[int, list[Discord]]:
@@ -189,7 +201,7 @@ async def compare(cluster: Cluster, real: Node, ours: Node) -> tuple[int, list[D
             start += count
             # A busy machine loses an answer now and then: later rounds, with more patience, decide about silence.
             found = [(old - {"no answer"}) | new for old, new in zip(found, seen, strict=True)]
-            if found[0] == found[1] and (number or not any(" saw" in end for end in found[0])):
+            if alike(probe, *found) and (number or not any(" saw" in end for end in found[0])):
                 return None
         return Discord(probe, found[0], found[1])
 

@@ -40,6 +40,13 @@ class Report:
             f"compared: {len(self.failed)} clusters differ"
         )
 
+    @staticmethod
+    def brief(case: Case, lines: int = 12) -> str:
+        found = [line for failure in case.failures for line in failure.splitlines()]
+        more = [f"... and {len(found) - lines} lines more in the report"] if len(found) > lines else []
+        head = f"{case.cluster.mode} seed {case.cluster.seed} differs:"
+        return "\n  ".join([head, *found[:lines], *more])
+
     def markdown(self) -> str:
         parts = [
             "# Conformance",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import draw, goldens, kernel
+from . import draw, goldens, kernel, packets
 from .coverage import features
 from .draw import Cluster
 from .history import History, changes, key
@@ -145,3 +145,20 @@ def test_goldens_are_read_as_they_were_written() -> None:
     for golden in goldens.recorded():
         text = (golden / "kernel.txt").read_text()
         assert goldens.dump(goldens.load(text)) == text
+
+
+def _alike(source: str, sticky: bool, real: set[str], ours: set[str]) -> bool:
+    probe = packets.Probe(source, None, "UDP", "10.96.0.1", 1, "cluster IP of a/b", sticky)
+    return packets.alike(probe, frozenset(real), frozenset(ours))
+
+
+def test_a_caller_that_keeps_its_backend_may_have_another_one_on_the_other_side() -> None:
+    far, near = "10.244.3.27 8080 saw 192.168.77.11", "192.168.77.11 8080 saw 10.244.1.5"
+    assert _alike("pod", True, {far}, {near})
+    assert not _alike("pod", False, {far}, {near}), "without affinity every backend is met on both sides"
+    assert not _alike("outside", True, {far}, {near}), "many callers meet every backend, too"
+
+
+@pytest.mark.parametrize("ours", ["10.244.3.27 8080 saw 10.244.1.5", "refused", "no answer"])
+def test_the_same_backend_sees_the_same_and_an_answer_is_not_a_failure(ours: str) -> None:
+    assert not _alike("pod", True, {"10.244.3.27 8080 saw 192.168.77.11"}, {ours})
