@@ -19,7 +19,7 @@ from tests.faults.views import halves
 from tests.faults.walk import Finding, Move, examine, prepare
 from tests.node.host import Result
 from tests.node.nftables import NO_SYSCTLS
-from tests.node.signing import CLUSTER, allow, etc_of, new_key, release_of, sign_bundle
+from tests.node.signing import CLUSTER, new_key, release_of, sign_bundle
 from tests.node.test_faults import hiding
 from tests.unit.build import render
 
@@ -158,28 +158,26 @@ def carriers(site: Site, rounds: int = 4) -> Iterator[Finding]:
 
 def push_and_pull(site: Site, rounds: int = 6) -> Iterator[Finding]:
     """A push meets the pull of a cron, which fetches the same state or the one before; every second push is killed."""
-    directory, etc = site.host.directory, etc_of(site.host)
+    directory, node = site.host.directory, site.states["A"].node
     key = new_key(directory / "keys", "publisher")
-    url = f"url file://{directory / 'www'}"
-    allow(etc, key, settings=f"cluster {CLUSTER}\nnode n1\n{url}\n")
     publication = Publication(directory / "www", Terms(CLUSTER, (key,), 3600))
-    for number in range(rounds):
-        move = prepare(site, "apply")
-        with publication.locked():
-            publication.add(site.states[move.old if number % 3 == 2 else move.new], [])
-            publication.switch()
-        published = publication.current("n1")
-        assert published
-        push = release_of(site.bundles[move.new], after=published.counter)
-        sign_bundle(site.bundles[move.new], key, release=push)
-        fault = Fault("kill-after", 20 + 10 * number) if number % 2 else None
-        with ThreadPoolExecutor(1) as pool:
-            rival = pool.submit(site.host.akp, "pull")
-            result = site.run(*move.arguments, fault=fault)
-        yield _both(site, move, "push and pull", f"round {number}", result)
-        # 2: what was published is older than what was pushed.
-        assert rival.result().code in (0, 2, 5), rival.result().stdout + rival.result().stderr
-    shutil.rmtree(etc)
+    with site.trusting(key, f"cluster {CLUSTER}\nnode {node}\nurl file://{directory / 'www'}\n"):
+        for number in range(rounds):
+            move = prepare(site, "apply")
+            with publication.locked():
+                publication.add(site.states[move.old if number % 3 == 2 else move.new], [])
+                publication.switch()
+            published = publication.current(node)
+            assert published
+            push = release_of(site.bundles[move.new], after=published.counter)
+            sign_bundle(site.bundles[move.new], key, release=push)
+            fault = Fault("kill-after", 20 + 10 * number) if number % 2 else None
+            with ThreadPoolExecutor(1) as pool:
+                rival = pool.submit(site.host.akp, "pull")
+                result = site.run(*move.arguments, fault=fault)
+            yield _both(site, move, "push and pull", f"round {number}", result)
+            # 2: what was published is older than what was pushed.
+            assert rival.result().code in (0, 2, 5), rival.result().stdout + rival.result().stderr
     for bundle in site.bundles.values():
         for file in bundle.glob("release*"):
             file.unlink()

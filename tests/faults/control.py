@@ -19,15 +19,18 @@ import yaml
 from tests.collection.play import BIN, SHOP, Run, playbook
 from tests.collection.test_sync import edited_shop
 from tests.faults.inject import Fault, Steps, changes_something
+from tests.faults.uml import ipvs_views
 from tests.faults.views import Views, halves, iptables_views, nftables_views
 from tests.faults.walk import Finding
 from tests.lab import Lab, Node
 from tests.lab.manifests import realise
 from tests.lab.program import PROGRAM
+from tests.lab.uml import UmlNode
 
 LOG = "/var/tmp/akp-steps"
 FAULT = "/var/tmp/akp-fault"
-IDLE = ("sshd", "sshd-session", "ps")
+# The last one is a helper that some kernels start for themselves when iptables first speaks to them.
+IDLE = ("sshd", "sshd-session", "ps", "bpfilter_umh")
 # Services of both states that every node leads to, and the pods that may answer.
 BOTH = {
     "10.96.10.4": {"catalog-1", "catalog-2", "catalog-3"},
@@ -55,28 +58,38 @@ kill -s KILL $$
 
 
 class ControlHost:
-    """Three nodes, the shop in two states, and who brings it to them; `mode` is as in the table."""
+    """Nodes, the shop in two states, and who brings it to them; `mode` is as in the table.
+
+    In ipvs mode only nodes with kernels of their own are given anything: the others may have no ip_vs.
+    """
 
     def __init__(self, lab: Lab, directory: Path, mode: str) -> None:
         self.lab, self.work, self.mode = lab, directory, mode
         self._runs = itertools.count(1)
         directory.mkdir(parents=True)
+        self.nodes = [node for node in lab.nodes if mode != "ipvs" or isinstance(node, UmlNode)]
+        self._resting = {node.name: self._processes(node).keys() for node in self.nodes}
+        # How long nobody confirms when nobody comes back: longer than a run takes that nothing happens to.
+        self.patience = 15 if mode == "ipvs" else 5
         realise(lab, SHOP)
-        self.clients = [lab.add_pod(f"client-{node.name}", node.name) for node in lab.nodes]
+        self.clients = [lab.add_pod(f"client-{node.name}", node.name) for node in self.nodes]
         self.shops = {"A": SHOP, "B": edited_shop(directory / "B")}
         self._log = directory
-        self._inventory = self._with_our_ssh(lab.inventory(directory / "hosts.yml"))
+        self._inventory = self._made_ours(lab.inventory(directory / "hosts.yml"))
         self.views: dict[str, list[Views]] = {}
         for name in ("A", "B"):
             self.sync(name)
-            self.views[name] = [self.view(node) for node in lab.nodes]
+            self.views[name] = [self.view(node) for node in self.nodes]
         self.current = "B"
 
-    def _with_our_ssh(self, inventory: Path) -> Path:
+    def _made_ours(self, inventory: Path) -> Path:
+        """With our nodes, and with our ssh."""
         content = yaml.safe_load(inventory.read_text())
         ssh = self.work / "ssh"
         ssh.write_text(_SSH.format(real=self.lab.state / "ssh"))
         ssh.chmod(0o755)
+        hosts = content["nodes"]["hosts"]
+        content["nodes"]["hosts"] = {node.name: hosts[node.name] for node in self.nodes}
         content["nodes"]["vars"]["ansible_ssh_executable"] = str(ssh)
         inventory.write_text(yaml.safe_dump(content))
         return inventory
@@ -115,6 +128,8 @@ class ControlHost:
         return len(list(self._log.glob("step.*")))
 
     def view(self, node: Node) -> Views:
+        if self.mode == "ipvs":
+            return ipvs_views(node)
         if self.mode == "nftables":
             return nftables_views(node.run(["nft", "list", "ruleset"]).stdout)
         saved = {ip: node.run([f"{ip}tables-save"]).stdout for ip in ("ip", "ip6")}
@@ -136,23 +151,31 @@ class ControlHost:
 
     def half(self, old: str, new: str) -> list[str]:
         found = []
-        for node, was, will in zip(self.lab.nodes, self.views[old], self.views[new], strict=True):
+        for node, was, will in zip(self.nodes, self.views[old], self.views[new], strict=True):
             found += [f"{node.name}: {each}" for each in halves(self.view(node), was, will)]
         return found
 
     def left_alone(self, old: str, new: str) -> list[str]:
         """Nobody comes any more: what was not confirmed is undone by the nodes themselves."""
         deadline = time.monotonic() + 90
-        for node in self.lab.nodes:
-            while busy := [name for name in node.run(["ps", "-eo", "comm="]).stdout.split() if name not in IDLE]:
+        for node in self.nodes:
+            while busy := {
+                pid: name for pid, name in self._processes(node).items() if pid not in self._resting[node.name]
+            }:
                 if time.monotonic() > deadline:
                     return [f"{node.name} did not come to rest: {busy}"]
                 time.sleep(0.2)
         found = []
-        for node, was, will in zip(self.lab.nodes, self.views[old], self.views[new], strict=True):
+        for node, was, will in zip(self.nodes, self.views[old], self.views[new], strict=True):
             if not any(self._trouble(node, view) == [] for view in (was, will)):
                 found += [f"left alone, {each}" for each in self._trouble(node, was)]
         return found
+
+    @staticmethod
+    def _processes(node: Node) -> dict[str, str]:
+        """Process id -> name of all that does something. Threads of a kernel of the node's own have no memory."""
+        rows = [line.split(maxsplit=2) for line in node.run(["ps", "-eo", "pid=,vsz=,comm="]).stdout.splitlines()]
+        return {pid: name for pid, size, name in rows if size != "0" and name not in IDLE}
 
     def _trouble(self, node: Node, wanted: Views) -> list[str]:
         """What keeps a node from being in a state and in no other."""
@@ -165,7 +188,7 @@ class ControlHost:
 
     def settled(self, name: str) -> list[str]:
         """Why the nodes are not all in this state and nothing else."""
-        pairs = zip(self.lab.nodes, self.views[name], strict=True)
+        pairs = zip(self.nodes, self.views[name], strict=True)
         found = [each for node, view in pairs for each in self._trouble(node, view)]
         ledger = [str(BIN / "akp"), "ledger", "verify", str(self.work / "akp" / "ledger.jsonl")]
         verified = subprocess.run(ledger, capture_output=True, text=True, check=False)
@@ -228,7 +251,7 @@ def control_faults(host: ControlHost, thin: int = 1, shift: int = 0) -> Iterator
     for number, (step, what) in enumerate(rounds[shift % thin :: thin]):
         alone = number % 2 == 1
         new = other(host.current)
-        run = host.sync(new, f"{step} {what}", confirm_within=5 if alone else 60, check=False)
+        run = host.sync(new, f"{step} {what}", confirm_within=host.patience if alone else 60, check=False)
         if host.fired:
             assert run.code < 0, run.output
             yield host.examine(new, kinds[what], f"command {step}, {what}", alone=alone)
@@ -238,7 +261,7 @@ def control_faults(host: ControlHost, thin: int = 1, shift: int = 0) -> Iterator
 
 def session_faults(host: ControlHost, wanted: int = 8) -> Iterator[Finding]:
     """sshd's session on a node is killed at steps of the program that it carries."""
-    node = host.lab.node("n1")
+    node = host.nodes[0]
     host.count_steps(node)
     host.sync(other(host.current))
     host.current = other(host.current)
@@ -247,7 +270,7 @@ def session_faults(host: ControlHost, wanted: int = 8) -> Iterator[Finding]:
         alone = number % 2 == 1
         host.arm(node, Fault("session", step))
         new = other(host.current)
-        host.sync(new, confirm_within=5 if alone else 60, check=False)
+        host.sync(new, confirm_within=host.patience if alone else 60, check=False)
         happened = host.happened(node)
         host.arm(node, None)
         if happened:

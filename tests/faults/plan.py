@@ -26,6 +26,8 @@ def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterato
     if mode == "ipvs":
         with Lab(unused_prefix(), 2, uml=1) as lab:
             yield from inject_ipvs(LabSite(lab, directory), thin, shift)
+        with Lab(unused_prefix(), 2, uml=1) as lab:
+            yield from inject_control(ControlHost(lab, directory / "control", mode), thin, shift)
         return
     site = Site(directory / "site", *NAMESPACES[mode])
     try:
@@ -33,10 +35,14 @@ def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterato
     finally:
         site.close()
     with Lab(unused_prefix(), 3, iptables=NAMESPACES[mode][1]) as lab:
-        host = ControlHost(lab, directory / "control", mode)
-        # Each mode has another third of them.
-        yield from control_faults(host, 3 * thin, shift + MODES.index(mode))
-        yield from session_faults(host, max(1, 8 // thin))
+        yield from inject_control(ControlHost(lab, directory / "control", mode), thin, shift)
+
+
+def inject_control(host: ControlHost, thin: int, shift: int = 0) -> Iterator[Finding]:
+    """Ansible as the carrier: a third of its commands, another one in each mode that has as many of them."""
+    # An odd number of steps: every command has four faults, and each of them is to come round.
+    yield from control_faults(host, 3 * thin | 1, shift + MODES.index(host.mode))
+    yield from session_faults(host, max(1, (4 if host.mode == "ipvs" else 8) // thin))
 
 
 def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
@@ -59,8 +65,11 @@ def inject_ipvs(site: LabSite, thin: int, shift: int = 0) -> Iterator[Finding]:
     for condition in (conditions.disks, conditions.memory, conditions.tools, conditions.modules, conditions.clock):
         yield from condition(site)
     yield from conditions.carriers(site)
+    yield from conditions.push_and_pull(site)
     yield from conditions.unconfirmed(site, 8)
     for number, verb in enumerate(VERBS, shift):
         yield from walk(site, verb, "kill-before", stride=10, thin=4 * thin, shift=number)
         yield from walk(site, verb, "kill-after", thin=4 * thin, shift=number)
         yield from walk(site, verb, "failed", stride=10, thin=6 * thin, shift=number)
+        yield from walk(site, verb, "killed", stride=10, thin=12 * thin, shift=number)
+    yield from walk(site, "apply", "hangup", stride=10, thin=8 * thin, shift=shift)

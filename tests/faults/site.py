@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.faults.inject import Fault, Steps
 from tests.faults.views import Views, iptables_views, nftables_views
 from tests.node.host import Host, Result
 from tests.node.nftables import NO_SYSCTLS
+from tests.node.signing import allow, etc_of
 from tests.unit.build import Object, dual_stack, endpoint, node, port, render, service, slice_of
 
 NOTHING = "-"
@@ -173,6 +177,14 @@ class Site:
             start_new_session=True,
         )
         return Result(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def trusting(self, key: Path, settings: str) -> Iterator[None]:
+        """Meanwhile the node takes what this key has signed, and nothing else."""
+        etc = etc_of(self.host)
+        allow(etc, key, settings=settings)
+        yield
+        shutil.rmtree(etc)
 
     def flush(self) -> None:
         """As after a reboot: the state directory is there, the kernel is empty."""

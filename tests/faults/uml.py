@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import subprocess
@@ -13,10 +14,11 @@ from tests.faults.inject import Fault, Steps
 from tests.faults.site import NOTHING, Site
 from tests.faults.views import Views, iptables_views, member_views
 from tests.faults.walk import Finding, examine, prepare
-from tests.lab import Lab
+from tests.lab import Lab, Node
 from tests.lab.program import PROGRAM
 from tests.node.host import Result
-from tests.node.ipvs import World
+from tests.node.ipvs import World, kernel_of
+from tests.node.signing import allow
 
 LOG = "/var/tmp/akp-steps"
 SESSION = "/var/tmp/akp-session"
@@ -69,6 +71,13 @@ class LabSteps(Steps):
         ).splitlines()
 
 
+def ipvs_views(node: Node) -> Views:
+    """What packets can meet on a node with ip_vs: rules, and what they leave to sets, virtual servers and addresses."""
+    kernel = kernel_of(node)
+    saved = {ip: node.run([f"{ip}tables-save"]).stdout for ip in ("ip", "ip6")}
+    return iptables_views(saved) | member_views({name: kernel[name] for name in ("sets", "servers", "addresses")})
+
+
 class LabSite(Site):
     """Node n3 of the lab."""
 
@@ -104,10 +113,7 @@ class LabSite(Site):
         self.world.akp("cleanup")
 
     def view(self) -> Views:
-        kernel = self.world.kernel()
-        saved = self.world.sh("iptables-save; echo ==; ip6tables-save").split("==\n")
-        found = iptables_views({"ipv4": saved[0], "ipv6": saved[1]})
-        return found | member_views({name: kernel[name] for name in ("sets", "servers", "addresses")})
+        return ipvs_views(self.world.node)
 
     def names(self) -> set[str]:
         text = self.world.sh("iptables-save; ip6tables-save; ipset list -n | sed s/^/:/")
@@ -130,6 +136,15 @@ class LabSite(Site):
         argv = [*grouped, *prefix, "sh", str(PROGRAM), *map(str, arguments)]
         done = self.world.node.run(argv, check=False, env=self.steps.environment(fault) | env)
         return Result(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def trusting(self, key: Path, settings: str) -> Iterator[None]:
+        """On the node's own disk, where its program looks."""
+        shared = self.host.directory / "etc"
+        allow(shared, key, settings=settings)
+        self.world.sh(f"mkdir /etc/akp; cp {shared}/* /etc/akp/")
+        yield
+        self.world.sh("rm -r /etc/akp")
 
     def flush(self) -> None:
         self.world.sh(EMPTY)

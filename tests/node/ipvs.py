@@ -95,29 +95,33 @@ class World:
         return self.node.run(["sh", "-euc", script]).stdout
 
     def kernel(self) -> dict[str, list[str]]:
-        """All that ipvs mode is about, as the tools print it, without what says nothing."""
-        parts = {
-            "iptables": "iptables-save -t filter; iptables-save -t nat",
-            "ip6tables": "ip6tables-save -t filter; ip6tables-save -t nat",
-            "sets": r"ipset save | sed -e 's/ bucketsize [0-9]*//' -e 's/ initval [0-9a-fx]*//' | sort",
-            "servers": "ipvsadm -Sn | sort",
-            "addresses": "ip -o addr show dev kube-ipvs0 2>/dev/null | awk '{ print $4 }' | sort || :",
-            "link": "ip -br link show kube-ipvs0 2>/dev/null || :",
-        }
-        script = "".join(f"echo '== {name}'\n{command}\n" for name, command in parts.items())
-        found: dict[str, list[str]] = {}
-        for line in self.sh(script).splitlines():
-            if line.startswith("== "):
-                found[line[3:]] = []
-            elif not line.startswith(("#", ":INPUT", ":OUTPUT", ":FORWARD", ":PREROUTING", ":POSTROUTING")):
-                found[[*found][-1]].append(line.partition(" [")[0] if line.startswith(":") else line)
-        return found
+        return kernel_of(self.node)
 
     def empty(self) -> bool:
         """Whether nothing of ours is left."""
         kernel = self.kernel()
         rules = "\n".join(kernel["iptables"] + kernel["ip6tables"])
         return not (kernel["sets"] or kernel["servers"] or kernel["addresses"] or kernel["link"] or "KUBE-" in rules)
+
+
+def kernel_of(node: Node) -> dict[str, list[str]]:
+    """All that ipvs mode is about, as the tools print it, without what says nothing."""
+    parts = {
+        "iptables": "iptables-save -t filter; iptables-save -t nat",
+        "ip6tables": "ip6tables-save -t filter; ip6tables-save -t nat",
+        "sets": r"ipset save | sed -e 's/ bucketsize [0-9]*//' -e 's/ initval [0-9a-fx]*//' | sort",
+        "servers": "ipvsadm -Sn | sort",
+        "addresses": "ip -o addr show dev kube-ipvs0 2>/dev/null | awk '{ print $4 }' | sort || :",
+        "link": "ip -br link show kube-ipvs0 2>/dev/null || :",
+    }
+    script = "".join(f"echo '== {name}'\n{command}\n" for name, command in parts.items())
+    found: dict[str, list[str]] = {}
+    for line in node.run(["sh", "-euc", script]).stdout.splitlines():
+        if line.startswith("== "):
+            found[line[3:]] = []
+        elif not line.startswith(("#", ":INPUT", ":OUTPUT", ":FORWARD", ":PREROUTING", ":POSTROUTING")):
+            found[[*found][-1]].append(line.partition(" [")[0] if line.startswith(":") else line)
+    return found
 
 
 def wanted(bundle: Path) -> dict[str, list[str]]:
