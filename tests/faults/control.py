@@ -75,6 +75,7 @@ class ControlHost:
         self.clients = [lab.add_pod(f"client-{node.name}", node.name) for node in self.nodes]
         self.shops = {"A": SHOP, "B": edited_shop(directory / "B")}
         self._log = directory
+        self._steps = LOG
         self._inventory = self._made_ours(lab.inventory(directory / "hosts.yml"))
         self.views: dict[str, list[Views]] = {}
         for name in ("A", "B"):
@@ -221,16 +222,20 @@ class ControlHost:
     def arm(self, node: Node, fault: Fault | None) -> None:
         """Count anew, and let this happen."""
         step, kind = (fault.step, fault.kind) if fault else (0, "")
-        text = f"AKP_STEPS={LOG} AKP_FAULT_STEP={step} AKP_FAULT={kind}\n"
-        node.run(["sh", "-c", f"PATH=/usr/bin:/bin; rm -rf {LOG}; mkdir {LOG}; cat >{FAULT}"], input=text)
+        # What is still under way from before counts elsewhere, and never reads half of the file: without a place for
+        # its step a tool would look for one for ever, and keep the program's lock.
+        self._steps = f"{LOG}-{next(self._runs)}"
+        text = f"AKP_STEPS={self._steps} AKP_FAULT_STEP={step} AKP_FAULT={kind}\n"
+        place = f"PATH=/usr/bin:/bin; mkdir {self._steps}; cat >{FAULT}.new; mv {FAULT}.new {FAULT}"
+        node.run(["sh", "-euc", place], input=text)
 
     def steps(self, node: Node) -> list[str]:
         numbers = "$(ls | sed -n 's/^step.//p' | sort -n)"
-        listing = f"PATH=/usr/bin:/bin; cd {LOG}; for i in {numbers}; do head -n 1 step.$i; done"
+        listing = f"PATH=/usr/bin:/bin; cd {self._steps}; for i in {numbers}; do head -n 1 step.$i; done"
         return node.run(["sh", "-c", listing]).stdout.splitlines()
 
     def happened(self, node: Node) -> str:
-        return node.run(["sh", "-c", f"cat {LOG}/fired 2>/dev/null || :"]).stdout.strip()
+        return node.run(["sh", "-c", f"cat {self._steps}/fired 2>/dev/null || :"]).stdout.strip()
 
 
 def other(name: str) -> str:
