@@ -74,11 +74,7 @@ def draw(rng: random.Random, mode: str, node: Object, minor: str) -> Object:
         config["nodePortAddresses"] = addresses
     if rng.random() < 0.2:
         config["bindAddress"] = rng.choice(("0.0.0.0", "::", *_internal_addresses(node)))
-    for section in {
-        "iptables",
-        "ipvs" if mode == "ipvs" else "iptables",
-        "nftables" if mode == "nftables" else "iptables",
-    }:
+    for section in dict.fromkeys(("iptables", mode)):
         config[section] = _section(rng, section)
     config.update({field: value for field, value in HARMLESS.items() if rng.random() < 0.1})
     gates = {gate: value for gate, value in _gates(mode, minor).items() if rng.random() < 0.1}

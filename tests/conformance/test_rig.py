@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from . import draw, goldens, kernel, packets
@@ -12,6 +17,7 @@ from .shrink import Shrinker, shrink_step
 from .undefined import undefined
 
 MODES = ("iptables", "nftables", "ipvs")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -19,6 +25,24 @@ def test_a_seed_always_draws_the_same_cluster_and_history(mode: str) -> None:
     first, second = (History(draw.cluster(7, mode)) for _ in range(2))
     assert first.cluster == second.cluster
     assert [first.step() for _ in range(5)] == [second.step() for _ in range(5)]
+
+
+def test_a_seed_draws_the_same_in_every_process() -> None:
+    """Sets of strings have another order in each."""
+    told = f"""if True:
+        from tests.conformance import draw, history
+        for mode in {MODES}:
+            print(mode, drawn := draw.cluster(7, mode), history.History(drawn).step())
+        """
+    draws = [
+        subprocess.run(
+            [sys.executable, "-c", told],
+            env=os.environ | {"PYTHONHASHSEED": str(number)}, cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout
+        for number in (1, 2, 3)
+    ]  # fmt: skip
+    assert len(draws[0]) > 10_000
+    assert draws[0] == draws[1] == draws[2]
 
 
 @pytest.mark.parametrize("mode", MODES)
