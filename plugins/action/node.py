@@ -498,7 +498,5 @@ class ActionModule(RemoteAction):
         answer = parse_answer(**self._exec_answer(command))
         if not answer.result["ok"] and not answer.needs_program:
             error = str(answer.result.get("error") or json.dumps(answer.result))
-            # The codes of what is refused before anything is touched; the words of what was undone.
-            same = answer.result.get("code") in (2, 5) or "the old state is back" in error
-            raise _AsBefore(error) if same else AnsibleActionFail(error)
+            raise _AsBefore(error) if answer.as_before else AnsibleActionFail(error)
         return answer

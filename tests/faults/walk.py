@@ -114,7 +114,11 @@ def examine(site: Site, move: Move, kind: str, where: str, result: Result) -> Fi
             unsaid.append(f"no answer, exit {result.code}: {result.stdout}{result.stderr}")
         elif not answer["ok"] and not answer.get("error"):
             unsaid.append("a failure without a reason")
-        elif answer["ok"] and answer.get("need") != "full" and now != site.views[move.new] and move.verb != "carriers":
+        elif move.verb == "carriers":
+            pass  # what is there now may be the other one's
+        elif not answer["ok"] and answer["asBefore"] and now != site.views[move.old]:
+            half.append("it said that all is as before, and it is not")
+        elif answer["ok"] and answer.get("need") != "full" and now != site.views[move.new]:
             half.append("it said that all is well, and it is not")
     started = time.monotonic()
     unhealed = heal(site, move)

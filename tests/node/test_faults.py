@@ -53,7 +53,7 @@ def test_a_refused_bundle_leaves_the_old_state(any_flavour: Host, tmp_path: Path
     status = host.akp("status").json["state"]
     result = host.akp("apply", REFUSED[where](tmp_path / "b"))
     assert result.code == 4, result.stdout + result.stderr
-    assert "old state is back" in result.json["error"]
+    assert ("old state is back" in result.json["error"], result.json["asBefore"]) == (True, True)
     # Legacy commits a table as a whole, so the kernel cannot tell the rule.
     named = "nfacct" if host.flavour == "nft" else f"COMMIT of table {'nat' if where == 'nat' else 'filter'}"
     assert named in result.json["error"]
@@ -70,6 +70,29 @@ def test_the_refused_line_is_named(nft_host: Host, tmp_path: Path) -> None:
     assert "Port `80800' not valid" in result.json["error"]
     assert "-- -A KUBE-SEP-" in result.json["error"]
     assert nft_host.chains() == set()
+
+
+@pytest.mark.parametrize("verb", ["apply", "cleanup"])
+@pytest.mark.parametrize("back", [True, False], ids=["undone", "stuck"])
+def test_a_refused_run_says_whether_the_old_state_is_back(
+    nft_host: Host, tmp_path: Path, verb: str, back: bool
+) -> None:
+    """The first restore is carried out and yet fails; those that would take it back work, or fail too."""
+    nft_host.apply(bundles.simple(tmp_path / "a"))
+    before = nft_host.kernel()
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for tool in ("iptables-nft-restore", "ip6tables-nft-restore"):
+        script = directory / tool
+        later = f'exec {shutil.which(tool)} "$@"' if back else "exit 1"
+        script.write_text(
+            f'#!/bin/sh\n[ ! -e {directory}/tried ] || {later}\ntouch {directory}/tried\n{shutil.which(tool)} "$@"\nexit 1\n'
+        )
+        script.chmod(0o755)
+    operand = [bundles.simple(tmp_path / "b", bundles.shop("10.244.5.5:80"))] if verb == "apply" else []
+    result = nft_host.akp(verb, *operand, PATH=f"{directory}:{nft_host.environment['PATH']}")
+    assert (result.code, result.json["asBefore"]) == (4, back), result.stdout + result.stderr
+    assert ("the old state is back" in result.json["error"], nft_host.kernel() == before) == (back, back)
 
 
 def killer(directory: Path, host: Host, *, before: str, after: str) -> str:
@@ -123,7 +146,7 @@ def test_a_held_lock_ends_with_5(nft_host: Host, tmp_path: Path) -> None:
         assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
         result = nft_host.akp("apply", bundles.simple(tmp_path / "a"), AKP_LOCK_WAIT="1")
-        assert (result.code, result.json["code"]) == (5, 5)
+        assert (result.code, result.json["code"], result.json["asBefore"]) == (5, 5, True)
         assert "locked" in result.json["error"]
         assert nft_host.chains() == set()
         assert holder.stdin
@@ -161,6 +184,7 @@ def test_a_missing_tool_is_named_with_its_package(
     )
     assert result.code == 3
     assert result.json["error"] == f"missing tool: {tool} (package {package})"
+    assert result.json["asBefore"] is True
     assert nft_host.chains() == set()
 
 
@@ -209,6 +233,7 @@ def test_a_full_disk_of_the_state_directory_changes_nothing(nft_host: Host, tmp_
     mount = f'mount -t tmpfs -o size=300k none {nft_host.state} && exec "$@"'
     result = nft_host.akp("apply", bundle, prefix=("unshare", "-m", "sh", "-c", mount, "sh"))
     assert (result.code, "cannot be kept" in result.json["error"]) == (3, True)
+    assert result.json["asBefore"] is True
     assert nft_host.kernel() == before
 
 
@@ -224,7 +249,7 @@ def test_a_run_ended_by_a_signal_says_so(host: Host, tmp_path: Path) -> None:
     other.write_text('#!/bin/sh\nkill -TERM "$PPID"\nsleep 1\nexit 1\n')
     other.chmod(0o755)
     result = host.akp("apply", bundles.simple(tmp_path / "b"), PATH=path)
-    assert (result.code, result.json["error"]) == (143, "ended by a signal")
+    assert (result.code, result.json["error"], result.json["asBefore"]) == (143, "ended by a signal", True)
 
 
 def test_it_needs_root(nft_host: Host, tmp_path: Path) -> None:

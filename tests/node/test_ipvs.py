@@ -439,7 +439,7 @@ def test_what_the_kernel_refuses_is_undone(world: World) -> None:
     spoil(bad, "ipset.rules", (bad / "ipset.rules").read_text().replace(f"{made}65536", f"{made}1"))
     refused = world.akp("apply", bad)
     assert (refused.code, "ipset restore" in refused.json["error"]) == (4, True)
-    assert "the old state is back" in refused.json["error"]
+    assert ("the old state is back" in refused.json["error"], refused.json["asBefore"]) == (True, True)
     assert world.kernel() == before
     assert world.akp("status").json["generation"] == generation(good)
 
@@ -480,6 +480,7 @@ def test_what_cannot_be_removed_is_undone_with_the_rules(world: World, tmp_path:
     for tool, word in REMOVALS.items():
         refused = world.akp("apply", new, **failing(world, tmp_path / tool, tool, word, 1))
         assert (refused.code, "the old state is back" in refused.json["error"]) == (4, True), refused.stdout
+        assert refused.json["asBefore"] is True
         assert f"{tool}: Cannot allocate memory" in refused.json["error"]
         assert world.kernel() == before, tool
     assert world.akp("status").json["state"] == "applied"
@@ -497,6 +498,7 @@ def test_what_cannot_be_put_back_either_is_said_and_healed(world: World, tmp_pat
     env = failing(world, tmp_path / "bin", "ipset", "del", 1000)
     refused = world.akp("apply", new, **env)
     assert (refused.code, "not all of the old state could be put back" in refused.json["error"]) == (4, True)
+    assert refused.json["asBefore"] is False
     assert "ipset: Cannot allocate memory" in refused.json["warnings"][-1]
     assert world.akp("status").json["state"] == "partial"
     # The recorded bundle once more: a glance at markers and jumps would find nothing to do.

@@ -195,6 +195,7 @@ def test_what_is_left_of_the_old_mode_is_told_and_removed_next_time(
     path = f"{tmp_path / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin"
     result = host.akp("apply", "--confirm-within", "600", there, PATH=path)
     assert (result.code, "the new state is in force" in result.json["error"]) == (4, True), result.stdout
+    assert result.json["asBefore"] is False
     assert "Cannot allocate memory" in result.json["warnings"][-1]
     assert ours(host, old)
     assert ours(host, new)

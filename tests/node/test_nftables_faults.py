@@ -44,11 +44,34 @@ def test_a_refused_bundle_leaves_the_old_state(host: Host, tmp_path: Path, part:
     env = wrap_nft(host, f'case "$1 $2" in "-f "*/{part}) {REFUSE} ;; esac') | {"AKP_CHUNK": "400"}
     result = host.akp("apply", write(state(*large()), tmp_path / "b"), **env)
     assert result.code == 4, result.stdout + result.stderr
-    assert "old state is back" in result.json["error"]
+    assert ("old state is back" in result.json["error"], result.json["asBefore"]) == (True, True)
     assert "Cannot allocate memory" in result.json["error"]
     assert listing(host) == before
     assert host.akp("status").json["state"] == status
     host.apply(tmp_path / "b")
+    assert host.akp("status", "--verify").json["drift"] == 0
+
+
+def test_what_was_staged_and_cannot_be_removed_is_said_and_goes_with_the_next_run(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1"), tmp_path / "a"))
+    before = listing(host)
+    env = wrap_nft(host, f'case "$1 $2" in "-f "*/switch|"-f "*/unstage) {REFUSE} ;; esac') | {"AKP_CHUNK": "400"}
+    result = host.akp("apply", write(state(*large()), tmp_path / "b"), **env)
+    assert (result.code, result.json["asBefore"]) == (4, False), result.stdout + result.stderr
+    assert "what was staged could not be removed" in result.json["warnings"][0]
+    assert host.akp("status").json["state"] == "partial"
+    host.apply(tmp_path / "a")
+    assert listing(host) == before
+
+
+def test_what_was_staged_in_vain_is_no_failure_once_the_second_look_leads_there(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1"), tmp_path / "a"))
+    refused = host.directory / "refused"
+    once = f'case "$1 $2" in "-f "*/switch|"-f "*/unstage) [ -e {refused} ] || {{ {REFUSE}; }} ;; esac'
+    once = once.replace("exit 1", f'case "$2" in *unstage) touch {refused} ;; esac; exit 1')
+    env = wrap_nft(host, once) | {"AKP_CHUNK": "400"}
+    result = host.akp("apply", write(state(*large()), tmp_path / "b"), **env)
+    assert (result.code, refused.exists()) == (0, True), result.stdout + result.stderr
     assert host.akp("status", "--verify").json["drift"] == 0
 
 

@@ -189,6 +189,17 @@ def test_a_bundle_that_is_cut_short_is_refused(shell: Any, way: Way, bundle: Pat
     assert answer.result["ok"] is False
     assert answer.result["code"] == 2
     assert "cut short" in answer.result["error"]
+    assert answer.as_before
+
+
+@pytest.mark.parametrize(
+    ("said", "as_before"),
+    [('"asBefore": true', True), ('"asBefore": false', False), ('"error": "the old state is back"', False)],
+    ids=["yes", "no", "unsaid"],
+)
+def test_only_a_node_that_says_so_is_as_before(said: str, as_before: bool) -> None:
+    answer = parse_answer(5, f'{{"ok": false, "code": 5, {said}}}', "")
+    assert answer.as_before is as_before
 
 
 def test_a_bundle_comes_on_stdin_to_an_account_that_may_run_nothing_else(

@@ -61,7 +61,7 @@ gzip -dc | awk -v d="$d" '
 _CARRY = (
     UNPACK
     + """\
-  echo '{{"ok": false, "code": 2, "error": "the bundle was cut short on its way"}}'
+  echo '{{"ok": false, "code": 2, "asBefore": true, "error": "the bundle was cut short on its way"}}'
   exit 2
 }}
 {install}sh "$d/akp-node" {arguments}
@@ -176,6 +176,11 @@ class Answer:
     def needs_program(self) -> bool:
         """Whether the node has to be given the program first."""
         return self.result.get("need") == "program"
+
+    @property
+    def as_before(self) -> bool:
+        """Whether a failure left the kernel as it was. An older program does not say so: then it is not known."""
+        return self.result.get("asBefore") is True
 
 
 def parse_answer(code: int, stdout: str, stderr: str) -> Answer:

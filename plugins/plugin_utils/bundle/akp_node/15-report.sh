@@ -5,6 +5,7 @@ work=
 warnings=
 started=0
 answered=    # the JSON line is out
+as_before=true    # the kernel is as this run found it
 outdated=    # marks in the state directory that no longer hold: they go with the work directory, in one process
 
 usage() {
@@ -52,8 +53,8 @@ Environment
   AKP_ACCEPT_PORTS  ports a bundle may accept for health checks, default 1024-65535
 
 The last line on stdout is one JSON object; everything else goes to stderr.
-Exit: 0 ok, 2 bad bundle or usage, 3 missing tool or kernel feature,
-4 the kernel refused and the old state is back, 5 locked.
+Exit: 0 ok, 2 bad bundle or usage, 3 missing tool or kernel feature, 4 the kernel refused,
+5 locked; "asBefore" in the answer says whether the kernel is as it was before.
 END
 }
 
@@ -96,8 +97,8 @@ die() {
     shift
     say "$*"
     answered=1
-    text=$(printf '{"verb": %s, "ok": false, "code": %s, "error": %s, "warnings": [%s]}' \
-        "$(json_string "$verb")" "$code" "$(json_string "$*")" "$warnings")
+    text=$(printf '{"verb": %s, "ok": false, "code": %s, "asBefore": %s, "error": %s, "warnings": [%s]}' \
+        "$(json_string "$verb")" "$code" "$as_before" "$(json_string "$*")" "$warnings")
     printf '%s\n' "$text"
     [ "$verb" != pull ] || pull_end "$text"
     exit "$code"

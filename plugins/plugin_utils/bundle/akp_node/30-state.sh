@@ -245,10 +245,11 @@ sysctls_apply() {
     fi
     while read -r name value actual; do
         if initial_namespace; then
-            refused="sysctl $name" wanted=$value
+            refused="sysctl $name"
+            printf '%s = %s; see what the configuration asks for\n' "$refused" "$value" >"$work/refused"
             undo_all
             [ "$actual" != absent ] || die 3 "missing kernel feature: $refused"
-            die 4 "the kernel refused $refused = $wanted, the old state is back; see what the configuration asks for"
+            die_refused
         fi
         warn "sysctl $name is $actual, not $value: it can only be set in the initial network namespace"
         unset_sysctls="$unset_sysctls${unset_sysctls:+ }$name"
@@ -280,7 +281,7 @@ sysctls_undo() {
     [ -f "$1" ] || return 0
     while read -r name value; do
         sysctl_path "$name"
-        [ "$(cat "$path" 2>/dev/null)" = "$value" ] || write_value "$path" "$value" || warn "sysctl $name could not be set back to $value"
+        [ "$(cat "$path" 2>/dev/null)" = "$value" ] || write_value "$path" "$value" || left_unfinished "sysctl $name could not be set back to $value"
     done <"$1"
 }
 
@@ -334,15 +335,17 @@ left_unfinished() {
 # End because of $work/refused. The old state is said to be back only if it is.
 die_refused() {
     if grep -q 'xtables lock' "$work/refused"; then die 5 "locked: $(cat "$work/refused")"; fi
-    [ -n "$unfinished" ] || die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
+    [ "$as_before" = false ] || die 4 "the kernel refused, the old state is back: $(cat "$work/refused")"
     die 4 "the kernel refused, and not all of the old state could be put back (see the warnings), the next run will: $(cat "$work/refused")"
 }
 
-# Take back what this run changed beside the rules; the first failing run leaves no record either.
+# Take back what this run changed beside the rules, which are back already or were not touched; the first failing run
+# leaves no record either.
 undo_all() {
     sysctls_undo "$work/sysctls.undo"
-    for name in $made_counters; do counter_delete "$name" || :; done
+    for name in $made_counters; do counter_delete "$name" || left_unfinished "counter $name could not be removed again"; done
     [ -z "$kept_now" ] || rm -rf "$kept_now"
     [ -z "$made_before" ] || rm -rf "$STATE/before"
+    [ -n "$unfinished" ] || as_before=true
 }
 

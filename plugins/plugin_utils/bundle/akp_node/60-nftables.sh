@@ -500,8 +500,8 @@ nft_refusal() {
 
 nft_unstage() {
     mv "$work/refused" "$work/reason"
-    if [ ! -s "$work/nft/unstage" ] || nft_run "$work/nft/unstage"; then rm -f "$STATE/unsettled"
-    else warn "what was staged could not be removed: $(cat "$work/refused")"
+    if [ -s "$work/nft/unstage" ] && ! nft_run "$work/nft/unstage"; then left_unfinished "what was staged could not be removed: $(cat "$work/refused")"
+    elif [ -z "$unfinished" ]; then rm -f "$STATE/unsettled"
     fi
     mv "$work/reason" "$work/refused"
 }
@@ -631,7 +631,11 @@ nftables_commit() {
     # The kernel may not be what was recorded after all. A listing tells.
     cp "$work/refused" "$work/first"
     nft_base=listed
-    if (nft_read && nftables_compare) >/dev/null 2>&1 && nft_carry_out; then return 0; fi
+    if (nft_read && nftables_compare) >/dev/null 2>&1 && nft_carry_out; then
+        # The listing had what the first try could not remove.
+        unfinished=
+        return 0
+    fi
     mv "$work/first" "$work/refused"
     return 1
 }

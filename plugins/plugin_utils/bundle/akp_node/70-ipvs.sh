@@ -674,6 +674,7 @@ ipvs_drain() {
     elif [ -s "$STATE/draining" ]; then cp "$STATE/draining" "$work/leaving"
     else return 0
     fi
+    as_before=false
     { ipvs_let_go "$work/leaving" "$work/let-go" && ipvs_tool "$work/let-go" ipvsadm -R; } ||
         warn "a real server that should go is still there: $(cat "$work/refused")"
 }

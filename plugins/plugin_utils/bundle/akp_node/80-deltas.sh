@@ -37,6 +37,7 @@ apply_delta() {
     sync_begins
     keep_delta
     confirm_arm
+    as_before=false
     if [ -e "$bundle/sysctls.conf" ]; then sysctls_apply; else unset_sysctls=$r_unset_sysctls; fi
     counters_apply
     "${mode}_delta" || {

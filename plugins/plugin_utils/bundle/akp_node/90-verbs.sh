@@ -31,6 +31,7 @@ verb_apply() {
     remember
     keep_bundle
     confirm_arm
+    as_before=false
     sysctls_apply
     counters_apply
     "${mode}_compare"
@@ -352,8 +353,13 @@ verb_cleanup() {
             "$changed" "$(json_or_null "$flavour")" "$elapsed" "$warnings"
         return 0
     fi
+    as_before=false
     ! foreign_noted ipvs/sets || ipvs_remove || die 4 "what was there before ipvs mode could not be put back, run it again"
-    iptables_remove || die_refused
+    iptables_remove || {
+        # Its own it has put back, and there is no more unless an undo came first to what ipvs mode had.
+        [ -n "$unfinished" ] || foreign_noted ipvs/sets || as_before=true
+        die_refused
+    }
     changed=false
     if iptables_pending || [ -d "$STATE/before" ]; then changed=true; fi
     if foreign_noted nft || nft_tables_exist || [ -n "$(! has nft || nftables_markers)" ]; then
