@@ -37,6 +37,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.re
     target,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import limited, plan_snapshot
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.proxy.warned import Warned
 
 
 class ActionModule(ControlAction):
@@ -92,7 +93,7 @@ class ActionModule(ControlAction):
         if options["hosts"] is not None:
             targets = [target(directory, host, names.get(host, "")) for host in options["hosts"]]
         frontends = Frontends(directory.frontends)
-        waiting: list[str] = []
+        waiting: tuple[Warned, ...] = ()
         clusters: approval.Clusters = [(snapshot, targets)]
         # A plan is for those who have yet to agree. It changes nothing, so the word alone is not enough.
         planning = options["planning"] and self.check
@@ -106,7 +107,7 @@ class ActionModule(ControlAction):
         for cluster, its in clusters:
             rendered = partial(render, directory, cluster, config, its, options["compat"], schedulers, vips)
             outcome.include(without_collection(rendered))
-        outcome.warnings += tuple(waiting)
+        outcome.warnings += waiting
         if approved:
             _compare_with_plan(approved.plan, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
@@ -134,7 +135,7 @@ class ActionModule(ControlAction):
         directory.forget_old_runs()
         if outcome.rendered:
             frontends.forget(directory.recorded() | {*outcome.generations.values()})
-        told = {} if not outcome.warnings else {"warnings": limited(outcome.warnings)}
+        told = {} if not outcome.warnings else {"warnings": limited([each.text for each in outcome.warnings])}
         return {
             **told,
             "ansible_facts": {"kube_proxy_run": self._run(list(steps))},

@@ -86,10 +86,10 @@ def test_each_host_gets_endpoints_with_the_services_that_it_has(directory: WorkD
     targets = [target(directory, host, "") for host in ("n1", "n2", "n3")]
     clusters, waiting = approved_clusters(directory, now, targets, frontends)
     assert [[each.host for each in its or ()] for _file, its in clusters] == [["n1", "n2", "n3"]]
-    assert waiting == [
-        "Service/shop/new: is new, and waits for approval",
-        "Service/shop/newer: is new, and waits for approval",
-    ]
+    assert waiting == (
+        ("waiting for approval", "Service/shop/new: is new, and waits for approval"),
+        ("waiting for approval", "Service/shop/newer: is new, and waits for approval"),
+    )
     begin(directory, plan("n1", "n2"), planned, frontends)
     clusters, _waiting = approved_clusters(directory, now, targets, frontends)
     slices = slice_of("web", "10.244.1.1")

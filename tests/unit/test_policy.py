@@ -112,10 +112,11 @@ def test_a_claim_is_left_out_and_the_service_stays() -> None:
     kept, said = under_policy(cluster(taken), config(), vip_policy("omit", None, None))
     (web,) = [each for each in kept.services if each.name == "web"]
     assert web.external_ips == ("203.0.113.7",)
-    assert said == ("Service/shop/web: externalIPs 127.0.0.1 is a loopback address; it is left out",)
+    claim = "Service/shop/web: externalIPs 127.0.0.1 is a loopback address"
+    assert said == (("claimed, but not theirs", f"{claim}; it is left out"),)
     same, said = under_policy(cluster(taken), config(), ANYWHERE)
     assert same == cluster(taken), "as kube-proxy does it"
-    assert said == ("Service/shop/web: externalIPs 127.0.0.1 is a loopback address",)
+    assert said == (("claimed, but not theirs", claim),)
 
 
 def test_a_claim_can_stop_everything() -> None:
@@ -137,6 +138,8 @@ def test_services_that_claim_the_same_are_named() -> None:
         "Service/shop/n2: claims node port 30080/tcp, as shop/n1 does",
         "Service/shop/two: claims 203.0.113.7:80/tcp, as shop/one does",
     ]
+    _same, said = under_policy(snapshot(one, two, other, *nodes), config(), ANYWHERE)
+    assert {each.heading for each in said} == {"claimed by more than one"}
 
 
 def test_a_policy_that_makes_no_sense_is_refused() -> None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from ..bundle.compare import Change
 from ..bundle.manifest import FILE
 from ..bundle.release import NAMESPACE, Entry, Release, new_release, parse_release, sign, write_release
 from ..cluster.record import Record, peek, read_record
+from ..proxy.warned import Warned
 from .directory import WorkDirectory, read_json, write_json
 from .following import followed_now
 from .guard import Frontends, shown
@@ -246,7 +247,7 @@ Clusters: TypeAlias = list[tuple[Path, Sequence[Target] | None]]
 
 def approved_clusters(
     directory: WorkDirectory, snapshot: Path, targets: Sequence[Target] | None, frontends: Frontends
-) -> tuple[Clusters, list[str]]:
+) -> tuple[Clusters, tuple[Warned, ...]]:
     """The Services that were approved with the endpoints of now, for which targets, and what waits for approval."""
     effective, waiting = _with_services(snapshot, directory.approved, directory.path / "effective.json")
     plan = followed_now(directory)
@@ -260,14 +261,14 @@ def approved_clusters(
     return [*([(effective, others)] if others else []), (newer, ahead)], waiting
 
 
-def _with_services(snapshot: Path, approved: Path, effective: Path) -> tuple[Path, list[str]]:
+def _with_services(snapshot: Path, approved: Path, effective: Path) -> tuple[Path, tuple[Warned, ...]]:
     """A snapshot, with the Services of another, and how they differ."""
     if not peek(approved) or peek(approved) == peek(snapshot):
-        return snapshot, []
+        return snapshot, ()
     now, then = read_record(snapshot), read_record(approved)
-    waiting = _differences(_services(then), _services(now))
+    waiting = tuple(_differences(_services(then), _services(now)))
     if not waiting:
-        return snapshot, []
+        return snapshot, ()
     lists = [each if each.kind != "Service" else _services_of(then) for each in now.lists]
     Record(tuple(lists), now.source).write(effective)
     return effective, waiting
@@ -285,13 +286,11 @@ def _services(record: Record) -> dict[str, str]:
     return found
 
 
-def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    words = []
+def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Warned]:
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             what = "is new" if name not in then else "is gone" if name not in now else "was changed"
-            words.append(f"Service/{name}: {what}, and waits for approval")
-    return words
+            yield Warned("waiting for approval", f"Service/{name}: {what}, and waits for approval")
 
 
 def write_plan(

@@ -23,6 +23,7 @@ from ..proxy.config import ProxyConfig, parse_config, with_schedulers
 from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
 from ..proxy.policy import VipPolicy, under_policy, vip_policy
 from ..proxy.view import ClusterView
+from ..proxy.warned import Warned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Desired:
         self._generations: dict[str, str] = {}
         self._given: tuple[object, ...] = ()
         self._allowed: tuple[Service, ...] = ()
-        self.warnings: tuple[str, ...] = ()  # addresses that Services claim and should not
+        self.warnings: tuple[Warned, ...] = ()  # addresses that Services claim and should not
 
     def update(self, snapshot: Snapshot) -> None:
         """The cluster as it is now. With RefusedVips nothing has changed: what was desired is still desired."""

@@ -286,7 +286,7 @@ class Follower:
         except RefusedVips as error:
             self._say("refused", problem="; ".join(str(error).splitlines()))
             return
-        warnings = waiting + self._desired.warnings
+        warnings = (*waiting, *(each.text for each in self._desired.warnings))
         for warning in warnings:
             if warning not in self._warnings:
                 self._say("warning", problem=warning)

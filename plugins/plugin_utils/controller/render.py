@@ -20,6 +20,7 @@ from ..bundle.manifest import FILE
 from ..bundle.program import PROGRAM
 from ..cluster.files import UnreadableFile, documents
 from ..cluster.record import peek
+from ..proxy.warned import Warned
 from .directory import WorkDirectory, read_json, write_json
 from .push import program_digest, settled
 
@@ -51,7 +52,7 @@ class Outcome:
     problems: tuple[str, ...] = ()  # what was left out of the cluster
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     rendered: int = 0
-    warnings: tuple[str, ...] = ()  # addresses that Services claim and should not
+    warnings: tuple[Warned, ...] = ()  # addresses that Services claim and should not
 
     def include(self, other: Outcome) -> None:
         """Add what became of other targets."""
@@ -241,7 +242,7 @@ class _Index:
         self._nodes: dict[str, dict[str, Any]] = known.get("nodes") or {}
         self.problems: tuple[str, ...] = tuple(known.get("problems") or ())
         self.ignored: Mapping[str, int] = known.get("ignored") or {}
-        self.warnings: tuple[str, ...] = tuple(known.get("warnings") or ())
+        self.warnings: tuple[Warned, ...] = tuple(Warned(*each) for each in known.get("warnings") or ())
 
     @staticmethod
     def _facts(each: Target) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.compare import Change, compare_records, parse_records
+from ..proxy.warned import Warned
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 # A result is read by people; whoever needs all of it has the bundles.
@@ -117,7 +118,7 @@ class Summary:
     services: Mapping[str, int]
     endpoints: Mapping[str, int]
     left_out: tuple[str, ...]
-    warned: tuple[str, ...]  # what somebody should look at, though the run went on
+    warned: tuple[Warned, ...]  # what somebody should look at, though the run went on
     ledger: str  # where this run stands in the ledger
     seconds: Mapping[str, float]
     check: bool
@@ -144,7 +145,7 @@ class Summary:
             lines += [f"  {each}" for each in limited(self.left_out)]
         headed: dict[str, list[str]] = {}
         for each in self.warned:
-            headed.setdefault(_heading(each), []).append(each)
+            headed.setdefault(each.heading, []).append(each.text)
         for heading, warnings in sorted(headed.items()):
             lines.append(f"{heading}: {len(warnings)}")
             lines += [f"  {each}" for each in limited(warnings)]
@@ -154,20 +155,13 @@ class Summary:
         return lines
 
 
-def _heading(warning: str) -> str:
-    """What a warning is about. Between runs they are kept as the sentences that they are."""
-    if warning.endswith("waits for approval"):
-        return "waiting for approval"
-    return "claimed by more than one" if ": claims " in warning else "claimed, but not theirs"
-
-
 def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check: bool) -> Summary:
     """The notes of a run's tasks, put together. A host that left no note was never reached."""
     pushes: dict[str, Mapping[str, Any]] = {}
     asked: set[str] = set()
     failed: dict[str, str] = {}
     left_out: dict[str, None] = {}
-    warned: dict[str, None] = {}
+    warned: dict[Warned, None] = {}
     spans: dict[str, tuple[float, float]] = {}
     stopped, ledger, entry = "", "", 0
     for note in notes:
@@ -176,7 +170,7 @@ def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check
             began, ended = spans.get(phase, (note["began"], note["ended"]))
             spans[phase] = (min(began, note["began"]), max(ended, note["ended"]))
         left_out.update(dict.fromkeys(note.get("problems", ())))
-        warned.update(dict.fromkeys(note.get("warned", ())))
+        warned.update(dict.fromkeys(Warned(*each) for each in note.get("warned", ())))
         if phase == "ledger":
             if note["number"] > entry:
                 entry = note["number"]

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ..addresses import endpoint_text, parse_cidr, parse_ip
 from ..cluster.snapshot import Service, Snapshot
 from .config import ProxyConfig
+from .warned import Warned
 
 ACTIONS = ("warn", "omit", "refuse")
 
@@ -215,12 +216,14 @@ def _remaining(service: Service, claims: Mapping[tuple[str, str], set[tuple[str,
     )
 
 
-def under_policy(snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy) -> tuple[Snapshot, tuple[str, ...]]:
+def under_policy(snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy) -> tuple[Snapshot, tuple[Warned, ...]]:
     """The cluster as the policy lets it be, and what there is to say about it; or RefusedVips."""
     found = check_vips(snapshot, config, policy)
     if found and policy.action == "refuse":
         raise RefusedVips(found)
     if policy.action == "omit":
         snapshot = without(snapshot, found)
-    said = tuple(f"{each}{'; it is left out' if policy.action == 'omit' else ''}" for each in found)
-    return snapshot, said + tuple(str(each) for each in conflicts(snapshot, config))
+    left_out = "; it is left out" if policy.action == "omit" else ""
+    claimed = tuple(Warned("claimed, but not theirs", f"{each}{left_out}") for each in found)
+    twice = tuple(Warned("claimed by more than one", str(each)) for each in conflicts(snapshot, config))
+    return snapshot, claimed + twice
