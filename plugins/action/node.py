@@ -398,20 +398,9 @@ class ActionModule(RemoteAction):
         arguments += ["--dry-run"] if self.check else []
         arguments += [self._options["generation"]] if self._options["generation"] else []
         self._tried = True
-        try:
-            answer = self._ask(arguments)
-        except _AsBefore as error:
-            raise _AsBefore(self._unless_kept(error.message)) from None
+        answer = self._ask(arguments)
         self._remember(answer)
         return self._told(answer, None, ())
-
-    def _unless_kept(self, refusal: str) -> str:
-        """Why the node does not go back: if it does not keep the generation, with those that it keeps."""
-        wanted = self._options["generation"]
-        kept = [str(each) for each in self._ask(["status"]).result.get("kept") or ()]
-        if not wanted or any(each.startswith(wanted) for each in kept):
-            return refusal
-        return f"generation {wanted} is not kept on {self._host}, which keeps {', '.join(kept) or 'none'}"
 
     def _absent(self) -> dict[str, Any]:
         """Take away everything that was ever applied."""
