@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import approval, following
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import TaskAuditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
     LEDGER_OPTION,
@@ -123,7 +123,7 @@ class ActionModule(ControlAction):
         directory.note("about", "localhost", about)
         if steps and not self.check:
             nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
-            Auditor(directory, options["ledger"], self.task_vars).write("sync", "begun", nodes)
+            TaskAuditor(directory, options["ledger"], self.task_vars).write("sync", "begun", nodes)
         times = watch.fields()
         noted = {"problems": outcome.problems, "ignored": outcome.ignored, "warned": outcome.warnings}
         directory.note("render", "localhost", {**times, **noted})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.manifest import FILE, SERVICES_FILE
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import report
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import TaskAuditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
     LEDGER_OPTION,
@@ -168,7 +168,7 @@ class ActionModule(RemoteAction):
             return
         result = "failed" if "error" in fields else "changed"
         entry = {"node": self._name, **fields, "result": result}
-        auditor = Auditor(self._work, self._options["ledger"], self.task_vars)
+        auditor = TaskAuditor(self._work, self._options["ledger"], self.task_vars)
         action = _ACTIONS[self._options["state"]]
         auditor.write(action, "failed" if "error" in fields else "ok", {self._host: entry})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import Auditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import TaskAuditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
     DIR_OPTION,
     LEDGER_OPTION,
@@ -28,6 +28,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.re
     Vips,
     load_config,
 )
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import ledger_line
 
 
 class ActionModule(ControlAction):
@@ -103,7 +104,7 @@ class ActionModule(ControlAction):
         if self.check:
             return _predicted(Publication(path, terms), inputs, nodes)
         history = History(directory.path / "published", options["deltas"])
-        auditor = Auditor(directory, options["ledger"], self.task_vars)
+        auditor = TaskAuditor(directory, options["ledger"], self.task_vars)
         audit = partial(auditor.write, "publish", snapshot=inputs.record.digest)
         percent = options["max_removed_percent"]
         try:
@@ -126,6 +127,7 @@ class ActionModule(ControlAction):
             "withdrawn": list(report.withdrawn),
             "errors": dict(report.errors),
             "problems": [str(problem) for problem in inputs.snapshot.problems],
+            "ledger": ledger_line(directory.notes()),
             "seconds": round(times["ended"] - times["began"], 2),
         }
         warnings = [*inputs.warnings, *(f"node {node} is not published: {why}" for node, why in report.errors.items())]
@@ -155,5 +157,6 @@ def _predicted(publication: Any, inputs: Any, nodes: list[str] | None) -> dict[s
         "withdrawn": [],
         "errors": {},
         "problems": [str(problem) for problem in inputs.snapshot.problems],
+        "ledger": "",
         "seconds": 0.0,
     }

@@ -146,6 +146,11 @@ problems:
   elements: str
   returned: success
   sample: []
+ledger:
+  description: Where this run stands in the ledger, as file, number and head of its last entry; empty if it wrote none.
+  type: str
+  returned: success
+  sample: "ledger: /home/alice/.akp/production/ledger.jsonl, entry 2, head 4c1b9f8d"
 seconds:
   description: How long it took.
   type: float

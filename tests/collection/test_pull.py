@@ -110,9 +110,13 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     first = playbook("publish-services", inventory, tmp_path / "work", "--check", variables=publishing)
     assert first.changed == {"localhost": 1}
     assert list(web.www.glob("*.release")) == []
-    assert playbook("publish-services", inventory, tmp_path / "work", variables=publishing).changed == {"localhost": 1}
-    assert playbook("publish-services", inventory, tmp_path / "work", variables=publishing).changed == {"localhost": 0}
-    begun, done = entries(tmp_path / "work" / "akp" / "ledger.jsonl")
+    published = playbook("publish-services", inventory, tmp_path / "work", variables=publishing)
+    again = playbook("publish-services", inventory, tmp_path / "work", variables=publishing)
+    assert (published.changed, again.changed) == ({"localhost": 1}, {"localhost": 0})
+    ledger = tmp_path / "work" / "akp" / "ledger.jsonl"
+    begun, done = entries(ledger)
+    assert f"ledger: {ledger}, entry 2, head {done['hash']}" in published.output
+    assert "ledger: " not in first.output + again.output, "a run that changes nothing writes nothing"
     assert (begun["result"], done["action"], done["result"]) == ("begun", "publish", "ok")
     assert (done["reason"], done["nodes"]["n1"]["before"]) == ("CHG-18", None)
     assert {each["snapshot"] for each in (begun, done)} == {next(first.of("snapshot")).result["digest"]}

@@ -8,17 +8,16 @@ import argparse
 import gc
 import re
 import sys
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..bundle.publish import Publication, Terms
 from ..cluster.files import cluster_files, documents
 from ..cluster.record import record_of
-from ..controller.audit import who
+from ..controller.audit import Auditor, who
 from ..controller.publish import History, Inputs, publish
 from ..controller.render import Schedulers, Vips, load_config
-from ..ledger import FILE, append
+from ..ledger import FILE
 from .console import Progress, UsageError, report_left_out
 from .render import add_input_options, add_rule_options, gathered_facts
 
@@ -118,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         for warning in inputs.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
+        auditor = Auditor(history.with_name(FILE), {"cluster": args.cluster_name, "who": who({})})
         progress.step("publishing")
         report = publish(
             Publication(args.output, terms),
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             inputs,
             args.node,
             args.max_removed,
-            lambda result, nodes: _audit(history.with_name(FILE), args.cluster_name, record.digest, result, nodes),
+            partial(auditor.write, "publish", snapshot=record.digest),
         )
     for each in report.nodes:
         said = f", {each.deltas} deltas, {each.size} bytes" if each.action == "changed" else ""
@@ -135,8 +135,3 @@ def run(args: argparse.Namespace) -> int:
     for node, error in report.errors.items():
         print(f"akp: {node}: not published: {error}", file=sys.stderr)
     return 1 if report.errors else 0
-
-
-def _audit(file: Path, cluster: str, snapshot: str, result: str, nodes: Mapping[str, Any]) -> None:
-    about = {"cluster": cluster, "who": who({}), "action": "publish", "result": result, "snapshot": snapshot}
-    append(file, {**about, "nodes": nodes})

@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""What the tasks of a run write into the ledger: who wanted what, and what became of each node."""
+"""What runs write into the ledger: who wanted what, and what became of each node."""
 
 from __future__ import annotations
 
@@ -21,34 +21,39 @@ _JOBS = ("awx_job_id", "tower_job_id")
 
 
 class Auditor:
-    """Writes the entries of one run into the ledger of a cluster, unless that is switched off."""
+    """Writes entries into a ledger, unless there is no file for it; all of them have what is shared."""
+
+    def __init__(self, file: Path | None, shared: Mapping[str, Any]) -> None:
+        self._file = file
+        self._shared = shared
+
+    def write(self, action: str, result: str, nodes: Mapping[str, Any], **fields: Any) -> Head | None:
+        """Add an entry."""
+        if self._file is None:
+            return None
+        entry = {**self._shared, "action": action, "result": result, **fields, "nodes": nodes}
+        return append(self._file, {key: value for key, value in entry.items() if value})
+
+
+class TaskAuditor(Auditor):
+    """The same for a task of Ansible: its run is named, and notes what there is to say about it."""
 
     def __init__(self, directory: WorkDirectory, setting: str | None, variables: Mapping[str, Any]) -> None:
+        cluster = str(variables.get("kube_proxy_cluster_name") or "default")
+        file = None if setting == OFF else Path(setting).expanduser() if setting else directory.ledger
+        super().__init__(file, {"run": run_id(), "cluster": cluster, "who": who(variables)})
         self._directory = directory
         self._variables = variables
-        self.file = None if setting == OFF else Path(setting).expanduser() if setting else directory.ledger
 
-    def write(self, action: str, result: str, nodes: Mapping[str, Any], **fields: Any) -> None:
-        """Add an entry; what the run as a whole is about comes from its note."""
-        if self.file is None:
-            return
-        entry: dict[str, Any] = {
-            "run": run_id(),
-            "cluster": str(self._variables.get("kube_proxy_cluster_name") or "default"),
-            "who": who(self._variables),
-            "action": action,
-            "result": result,
-            **self.about(),
-            **fields,
-            "nodes": nodes,
-        }
-        head = append(self.file, {key: value for key, value in entry.items() if value})
-        self._note(head, next(iter(nodes), "localhost"))
+    def write(self, action: str, result: str, nodes: Mapping[str, Any], **fields: Any) -> Head | None:
+        """Add an entry, and note the head; what the run as a whole is about comes from its note."""
+        head = super().write(action, result, nodes, **{**self._about(), **fields})
+        if head is not None:
+            noted = {"number": head.number, "hash": head.hash, "file": str(self._file)}
+            self._directory.note("ledger", next(iter(nodes), "localhost"), noted)
+        return head
 
-    def _note(self, head: Head, host: str) -> None:
-        self._directory.note("ledger", host, {"number": head.number, "hash": head.hash, "file": str(self.file)})
-
-    def about(self) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         """Snapshot, plan and approvers of this run, and the reason that was given for it."""
         noted = self._directory.noted("about", "localhost") or {}
         found = {key: noted[key] for key in ("snapshot", "plan", "approvers") if noted.get(key)}

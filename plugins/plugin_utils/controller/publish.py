@@ -159,7 +159,7 @@ def _read_inputs(entry: Path) -> Inputs | None:
 
 
 # Writes what becomes of nodes into the ledger: how far it is, and generations before and after by node.
-Audit: TypeAlias = Callable[[str, Mapping[str, Any]], None]
+Audit: TypeAlias = Callable[[str, Mapping[str, Any]], object]
 
 
 def _nowhere(_result: str, _nodes: Mapping[str, Any]) -> None:

@@ -157,13 +157,14 @@ class Summary:
 
 def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check: bool) -> Summary:
     """The notes of a run's tasks, put together. A host that left no note was never reached."""
+    notes = list(notes)
     pushes: dict[str, Mapping[str, Any]] = {}
     asked: set[str] = set()
     failed: dict[str, str] = {}
     left_out: dict[str, None] = {}
     warned: dict[Warned, None] = {}
     spans: dict[str, tuple[float, float]] = {}
-    stopped, ledger, entry = "", "", 0
+    stopped = ""
     for note in notes:
         phase, host = note["phase"], note["host"]
         if "began" in note:
@@ -171,11 +172,7 @@ def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check
             spans[phase] = (min(began, note["began"]), max(ended, note["ended"]))
         left_out.update(dict.fromkeys(note.get("problems", ())))
         warned.update(dict.fromkeys(Warned(*each) for each in note.get("warned", ())))
-        if phase == "ledger":
-            if note["number"] > entry:
-                entry = note["number"]
-                ledger = f"ledger: {note['file']}, entry {entry}, head {note['hash']}"
-        elif phase == "stopped":
+        if phase == "stopped":
             stopped = str(note["failed"])
         elif note.get("failed"):
             failed[host] = str(note["failed"])
@@ -210,10 +207,17 @@ def summarise(notes: Iterable[Mapping[str, Any]], hosts: Sequence[str], *, check
         # What came from a file is told of twice, once with the name of the file.
         left_out=tuple(each for each in left_out if not any(other.endswith(f": {each}") for other in left_out)),
         warned=tuple(warned),
-        ledger=ledger,
+        ledger=ledger_line(notes),
         seconds={phase: round(spans[phase][1] - spans[phase][0], 2) for phase in order if phase in spans},
         check=check,
     )
+
+
+def ledger_line(notes: Iterable[Mapping[str, Any]]) -> str:
+    """Where a run stands in the ledger, by its last entry there; nothing if it has none."""
+    entries = (note for note in notes if note["phase"] == "ledger")
+    last = max(entries, key=lambda note: int(note["number"]), default=None)
+    return "" if last is None else f"ledger: {last['file']}, entry {last['number']}, head {last['hash']}"
 
 
 def plan_of(notes: Iterable[Mapping[str, Any]], snapshot: str) -> dict[str, Any]:
