@@ -43,20 +43,32 @@ def conditions(content: Any) -> Iterator[str]:
                 yield from conditions(value)
 
 
+def uses(role: str, *kinds: str) -> Iterator[tuple[Path, str, str, str]]:
+    """Where a role evaluates its variables of these kinds: file, expression, variable, kind."""
+    folder = ROOT / "roles" / role
+    options = yaml.safe_load((folder / "meta" / "argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+    found = {name: each["type"] for name, each in options.items() if each["type"] in kinds}
+    files = [each for part in ("tasks", "handlers", "vars", "templates") for each in folder.glob(f"{part}/*")]
+    for file in sorted(files):
+        for text in expressions(file):
+            yield from ((file, text, name, kind) for name, kind in found.items() if re.search(rf"\b{name}\b", text))
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_numbers_and_truths_are_made_such_wherever_they_are_used(role: str) -> None:
-    folder = ROOT / "roles" / role
-    specs = yaml.safe_load((folder / "meta" / "argument_specs.yml").read_text())["argument_specs"]
-    kinds = {name: each["type"] for name, each in specs["main"]["options"].items() if each["type"] in ("int", "bool")}
-    for file in sorted(
-        each for part in ("tasks", "handlers", "vars", "templates") for each in folder.glob(f"{part}/*")
-    ):
-        for text in expressions(file):
-            for name, kind in kinds.items():
-                for use in re.finditer(rf"\b{name}\b(?! \| {kind}\b)", text):
-                    # Where it becomes part of a text, any text will do.
-                    joined = text[: use.start()].endswith("~ ")
-                    assert joined or text.strip() == name, f"{file}: {name} without | {kind}"
+    for file, text, name, kind in uses(role, "int", "bool"):
+        for use in re.finditer(rf"\b{name}\b(?! \| {kind}\b)", text):
+            # Where it becomes part of a text, any text will do.
+            joined = text[: use.start()].endswith("~ ")
+            assert joined or text.strip() == name, f"{file}: {name} without | {kind}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_lists_are_made_such_wherever_they_are_used(role: str) -> None:
+    for file, text, name, _kind in uses(role, "list"):
+        made = f"{name} | agentless.kube_proxy.as_list('{name}')"
+        # What is handed to a module as it is, the module takes apart.
+        assert text.strip() == name or name not in text.replace(made, ""), f"{file}: not {made}"
 
 
 def typed(name: str, inventory: Path, work: Path, *words: str, **options: Any) -> Run:
@@ -116,6 +128,12 @@ def test_a_schedule_is_what_the_words_say(host: ControlHost, tmp_path: Path) -> 
     assert "rm log\n" in text
     assert "0 * * * * " in host.run("crontab", "-l")
     assert "sleep" not in script("kube_proxy_schedule_minutes=10", "kube_proxy_schedule_jitter=0")
+    text = script("kube_proxy_schedule_arguments=--limit,n1", "kube_proxy_schedule_inventory=/a/hosts.yml")
+    assert "  --limit \\\n  n1 \\\n" in text
+    assert text.count("--inventory ") == text.count("--inventory /a/hosts.yml ") == 1
+    wrong = " ".join(script("kube_proxy_schedule_inventory=n1,", check=False).split())
+    assert "kube_proxy_schedule_inventory: 'n1,' is neither a list nor words with commas between" in wrong
+    assert """-e '{"kube_proxy_schedule_inventory": ["n1,"]}'""" in wrong
     long = script("kube_proxy_schedule_minutes=10", "kube_proxy_schedule_jitter=1000", check=False)
     assert "is 1000 seconds, which is not less than the 10 minutes" in " ".join(long.split())
 
