@@ -19,8 +19,8 @@ from tests.faults.site import NOTHING, Site
 from tests.faults.views import halves, iptables_views, member_views, nftables_views
 from tests.faults.walk import Finding, examine, prepare, walk
 
-# One of so many steps is injected, and one of a third as many in ipvs mode, which has few anyway; 1 takes all of them,
-# and more than an hour.
+# One of so many steps is injected, in ipvs mode one of a few more, as each takes longer; 1 takes all of them, and more
+# than an hour.
 THIN = int(os.environ.get("AKP_THIN", "6"))
 
 
@@ -147,7 +147,7 @@ class Walked:
 
 def _injected(mode: str, directory: Path) -> list[Finding]:
     found = []
-    for finding in inject(mode, directory, max(1, THIN // 3) if mode == "ipvs" else THIN):
+    for finding in inject(mode, directory, 4 * THIN // 3 if mode == "ipvs" else THIN):
         found.append(finding)
         if len(found) % 25 == 0:
             print(f"{mode}: {len(found)} faults so far, the last {finding.kind} at {finding.where}", flush=True)

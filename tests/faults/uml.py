@@ -124,7 +124,8 @@ class LabSite(Site):
         found = []
         for number, pods in allowed.items():
             for address in (f"10.96.0.{number}", f"fd00:10:96::{number}"):
-                reply = self.world.lab.outside.call("tcp", address, 80)
+                # Long enough for a busy machine to send a lost packet again.
+                reply = self.world.lab.outside.call("tcp", address, 80, timeout=5)
                 if reply.who not in pods:
                     found.append(f"{address}: {reply}")
         return found
