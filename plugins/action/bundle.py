@@ -38,6 +38,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.re
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import limited, plan_snapshot
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.proxy.warned import Warned
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.words import as_batches
 
 
 class ActionModule(ControlAction):
@@ -187,11 +188,11 @@ class ActionModule(ControlAction):
 
     def _run(self, changing: list[str]) -> dict[str, Any]:
         """What the play that changes nodes has to know before it has any of them."""
-        batches = self.task_vars.get("kube_proxy_batches")
+        batches = plain(self._templar.template(self.task_vars.get("kube_proxy_batches")))
         return {
             "changing": changing,
             "hosts": plain(self.task_vars.get("ansible_play_hosts_all") or []),
-            **({"batches": plain(self._templar.template(batches))} if batches else {}),
+            **({"batches": as_batches(batches, "kube_proxy_batches")} if batches else {}),
         }
 
 

@@ -4,30 +4,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils import words
 
 
-def as_list(value: Any, variable: str) -> list[Any]:
-    """A list as it is, and a text as the options of modules take it: words with commas between."""
-    if isinstance(value, list | tuple):
-        return list(value)
-    words = [word.strip() for word in value.split(",")] if isinstance(value, str) and value else []
-    if value != "" and not (words and all(words)):
-        meant = json.dumps({variable: [str(value)]})
-        raise AnsibleFilterError(
-            f"{variable}: {value!r} is neither a list nor words with commas between; write it as JSON, such as "
-            f"-e '{meant}'"
-        )
-    return words
+def _taken(take: Callable[[Any, str], list[Any]], value: Any, variable: str) -> list[Any]:
+    try:
+        return take(value, variable)
+    except words.NotAList as error:
+        raise AnsibleFilterError(str(error)) from None
 
 
 class FilterModule:
-    """Of the collection, for its roles."""
+    """Of the collection, for its roles and playbooks."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """By name."""
-        return {"as_list": as_list}
+        return {"as_list": partial(_taken, words.as_list), "as_batches": partial(_taken, words.as_batches)}

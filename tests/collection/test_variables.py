@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,50 @@ def conditions(content: Any) -> Iterator[str]:
                 yield from conditions(value)
 
 
-def uses(role: str, *kinds: str) -> Iterator[tuple[Path, str, str, str]]:
-    """Where a role evaluates its variables of these kinds: file, expression, variable, kind."""
-    folder = ROOT / "roles" / role
-    options = yaml.safe_load((folder / "meta" / "argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
-    found = {name: each["type"] for name, each in options.items() if each["type"] in kinds}
-    files = [each for part in ("tasks", "handlers", "vars", "templates") for each in folder.glob(f"{part}/*")]
+def kind_of(option: dict[str, Any]) -> str:
+    """The type of a variable; what may be anything is a list if its default or its description says so."""
+    told = str(option["description"])
+    # A text with lines is taken as such, not for words.
+    listed = "as text" not in told and (isinstance(option.get("default"), list) or "A list of" in told)
+    return "list" if option["type"] == "raw" and listed else str(option["type"])
+
+
+def variables(role: str, *kinds: str) -> dict[str, str]:
+    """The variables of a role that are of these kinds."""
+    file = ROOT / "roles" / role / "meta" / "argument_specs.yml"
+    options = yaml.safe_load(file.read_text())["argument_specs"]["main"]["options"]
+    return {name: kind_of(each) for name, each in options.items() if kind_of(each) in kinds}
+
+
+def uses(files: Iterable[Path], found: dict[str, str]) -> Iterator[tuple[Path, str, str, str]]:
+    """Where files evaluate these variables: file, expression, variable, kind."""
     for file in sorted(files):
         for text in expressions(file):
             yield from ((file, text, name, kind) for name, kind in found.items() if re.search(rf"\b{name}\b", text))
 
 
+def role_uses(role: str, *kinds: str) -> Iterator[tuple[Path, str, str, str]]:
+    """Where a role evaluates its variables of these kinds."""
+    folder = ROOT / "roles" / role
+    files = [each for part in ("tasks", "handlers", "vars", "templates") for each in folder.glob(f"{part}/*")]
+    return uses(files, variables(role, *kinds))
+
+
+def playbook_uses(*kinds: str) -> Iterator[tuple[Path, str, str, str]]:
+    """Where playbooks evaluate variables of these kinds, which may be those of any role."""
+    found = {name: kind for role in ROLES for name, kind in variables(role, *kinds).items()}
+    return uses((ROOT / "playbooks").glob("*.yml"), found)
+
+
+def made_list(text: str, name: str) -> bool:
+    """Whether a variable is made a list everywhere in an expression."""
+    taken = re.sub(rf"{name}( \| default\([^)]*\))? \| agentless\.kube_proxy\.as_(list|batches)\('{name}'\)", "", text)
+    return name not in taken
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_numbers_and_truths_are_made_such_wherever_they_are_used(role: str) -> None:
-    for file, text, name, kind in uses(role, "int", "bool"):
+    for file, text, name, kind in role_uses(role, "int", "bool"):
         for use in re.finditer(rf"\b{name}\b(?! \| {kind}\b)", text):
             # Where it becomes part of a text, any text will do.
             joined = text[: use.start()].endswith("~ ")
@@ -65,10 +95,24 @@ def test_numbers_and_truths_are_made_such_wherever_they_are_used(role: str) -> N
 
 @pytest.mark.parametrize("role", ROLES)
 def test_lists_are_made_such_wherever_they_are_used(role: str) -> None:
-    for file, text, name, _kind in uses(role, "list"):
-        made = f"{name} | agentless.kube_proxy.as_list('{name}')"
-        # What is handed to a module as it is, the module takes apart.
-        assert text.strip() == name or name not in text.replace(made, ""), f"{file}: not {made}"
+    for file, text, name, _kind in role_uses(role, "list"):
+        assert made_list(text, name), f"{file}: {name} without as_list"
+
+
+def test_playbooks_make_lists_such_too() -> None:
+    found = list(playbook_uses("list"))
+    assert "kube_proxy_batches" in {name for _, _, name, _ in found}
+    for file, text, name, _kind in found:
+        assert made_list(text, name), f"{file}: {name} without as_list or as_batches"
+
+
+def test_actions_take_lists_as_options_or_make_them_such() -> None:
+    lists = {name for role in ROLES for name in variables(role, "list")}
+    assert {"kube_proxy_batches", "kube_proxy_external_ip_cidrs"} <= lists
+    for file in sorted((ROOT / "plugins" / "action").glob("*.py")):
+        text = file.read_text()
+        for name in lists & set(re.findall(r"""task_vars(?:\.get\(|\[)["'](\w+)""", text)):
+            assert re.search(rf"""as_(list|batches)\([^()]*, "{name}"\)""", text), f"{file}: {name}"
 
 
 def typed(name: str, inventory: Path, work: Path, *words: str, **options: Any) -> Run:
@@ -148,7 +192,8 @@ def test_a_run_takes_numbers_and_truths_as_words(nodes: Lab, inventory: Path, tm
         "kube_proxy_install=false",
         "kube_proxy_batches=2",
     )
-    typed("sync-services", inventory, tmp_path, *words)
+    first = typed("sync-services", inventory, tmp_path, *words, "kube_proxy_batches=1,100%")
+    assert first.output.count("PLAY [Give each node its rules]") == 2
     lost = (f"kube_proxy_cluster_dir={empty}", "kube_proxy_max_unhealthy_percent=50")
     refused = typed(
         "sync-services", inventory, tmp_path, *words, *lost, "kube_proxy_max_removed_percent=50", check=False
@@ -156,6 +201,13 @@ def test_a_run_takes_numbers_and_truths_as_words(nodes: Lab, inventory: Path, tm
     assert "more than 50 %" in " ".join(refused.output.split())
     meant = typed("sync-services", inventory, tmp_path, *words, *lost, "kube_proxy_max_removed_percent=100")
     assert meant.changed == dict.fromkeys(("n1", "n2", "n3"), 1)
+    cleaned = typed("cleanup-services", inventory, tmp_path, "kube_proxy_batches=1,100%")
+    assert cleaned.changed == dict.fromkeys(("n1", "n2", "n3"), 1)
+    assert cleaned.output.count("PLAY [Clean up Services]") == 2
+    for name in ("sync-services", "cleanup-services"):
+        none = " ".join(typed(name, inventory, tmp_path, "kube_proxy_batches=1,ten", check=False).output.split())
+        assert "kube_proxy_batches: 'ten' is neither a number of nodes nor a percentage of them" in none
+        assert "Unexpected Exception" not in none
     wrong = typed("sync-services", inventory, tmp_path, "kube_proxy_keep=-1", check=False)
     assert "  n1 failed: kube_proxy_keep: -1 is no number of bundles, nor 0" in wrong.summary
     assert nodes.node("n1").run(["ls", "/usr/local/sbin"]).stdout == ""

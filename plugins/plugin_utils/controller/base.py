@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from ..words import NotAList, as_list
 from .directory import WorkDirectory
 
 # What a user can cause and mend, by name: importing all of the engine would take longer than a run without news. Any
@@ -30,6 +31,7 @@ EXPECTED = {
     "UnknownBackend",
     "UnreadableBundle",
     "UnreadableFile",
+    "NotAList",
     "NotApproved",
     "OSError",
 }
@@ -125,6 +127,11 @@ class ControlAction(ActionBase):  # type: ignore[misc,unused-ignore]
                 continue
             if isinstance(value, dict | list) or (isinstance(value, str) and "{" in value):
                 value = self._templar.template(value)
+            if isinstance(value, str) and value and self.SPEC[option]["type"] == "list":
+                try:
+                    value = as_list(value, variable)
+                except NotAList as error:
+                    raise AnsibleActionFail(str(error)) from None  # type: ignore[no-untyped-call,unused-ignore]
             if value is not None and value != "":
                 taken[option] = value
         self._task.args = {**taken, **self._task.args}
