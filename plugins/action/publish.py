@@ -28,7 +28,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.re
     Vips,
     load_config,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import ledger_line
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.ledger import BrokenLedger
 
 
 class ActionModule(ControlAction):
@@ -111,8 +111,8 @@ class ActionModule(ControlAction):
             report = without_collection(
                 lambda: publish(Publication(path, terms), history, inputs, nodes, percent, audit)
             )
-        except (PublishRefused, InvalidRelease, SigningFailed) as error:
-            raise AnsibleActionFail(str(error)) from None
+        except (PublishRefused, InvalidRelease, SigningFailed, BrokenLedger, OSError) as error:
+            raise AnsibleActionFail(self.described(error), result={"ledger": auditor.told}) from None
         times = watch.fields()
         by_action: dict[str, list[str]] = {"changed": [], "renewed": [], "unchanged": []}
         for each in report.nodes:
@@ -127,7 +127,7 @@ class ActionModule(ControlAction):
             "withdrawn": list(report.withdrawn),
             "errors": dict(report.errors),
             "problems": [str(problem) for problem in inputs.snapshot.problems],
-            "ledger": ledger_line(directory.notes()),
+            "ledger": auditor.told,
             "seconds": round(times["ended"] - times["began"], 2),
         }
         warnings = [*inputs.warnings, *(f"node {node} is not published: {why}" for node, why in report.errors.items())]

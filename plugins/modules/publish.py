@@ -149,7 +149,7 @@ problems:
 ledger:
   description: Where this run stands in the ledger, as file, number and head of its last entry; empty if it wrote none.
   type: str
-  returned: success
+  returned: success, and where it failed to publish
   sample: "ledger: /home/alice/.akp/production/ledger.jsonl, entry 2, head 4c1b9f8d"
 seconds:
   description: How long it took.

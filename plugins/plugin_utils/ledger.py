@@ -41,6 +41,10 @@ class Head:
     number: int = 0
     hash: str = START
 
+    def told(self, file: object) -> str:
+        """For the log of a run, from where akp ledger verify is given it."""
+        return f"ledger: {file}, entry {self.number}, head {self.hash}"
+
 
 def append(file: Path, fields: Mapping[str, Any]) -> Head:
     """Add an entry; when this returns, it is on the disk."""

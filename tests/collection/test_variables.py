@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from agentless_kube_proxy.ledger import entries
 
 from tests.lab import Lab
 
@@ -211,3 +212,28 @@ def test_a_run_takes_numbers_and_truths_as_words(nodes: Lab, inventory: Path, tm
     wrong = typed("sync-services", inventory, tmp_path, "kube_proxy_keep=-1", check=False)
     assert "  n1 failed: kube_proxy_keep: -1 is no number of bundles, nor 0" in wrong.summary
     assert nodes.node("n1").run(["ls", "/usr/local/sbin"]).stdout == ""
+
+
+def test_a_publication_is_signed_with_the_keys_that_the_words_name_and_tells_its_entry_also_when_it_fails(
+    tmp_path: Path,
+) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("n1:\n")
+    for name in ("a", "b"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    work = tmp_path / "work"
+    where = f"kube_proxy_publish_path={tmp_path / 'www'}"
+    ledger = work / "akp" / "ledger.jsonl"
+
+    def published(keys: str, **options: Any) -> Run:
+        words = ("-e", where, "-e", f"kube_proxy_publish_keys='{keys}'")
+        run = playbook("publish-services", inventory, work, *words, **options)
+        last = list(entries(ledger))[-1]
+        assert f"ledger: {ledger}, entry {last['number']}, head {last['hash']}" in run.output
+        return run
+
+    published(f"{tmp_path / 'a'}, {tmp_path / 'b'}")
+    assert (tmp_path / "www" / "n1.release").read_text().count("-----BEGIN SSH SIGNATURE-----") == 2
+    failed = published(str(tmp_path / "nobody"), variables={"kube_proxy_publish_renew": True}, check=False)
+    assert "ssh-keygen could not sign" in failed.output
+    assert next(failed.of("publish")).result["ledger"].startswith(f"ledger: {ledger}, entry 4")

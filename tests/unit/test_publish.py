@@ -278,14 +278,21 @@ def test_what_is_published_is_in_the_ledger(shop: Shop, tmp_path: Path, capsys: 
         ("begun", {node: (None, first[node], None) for node in NODES}),
         ("ok", {node: (None, first[node], "changed") for node in NODES}),
     ]
+    assert "entry 2, head " in capsys.readouterr().out
     assert shop.publish() == 0
     assert len(told()) == 2, "nothing is new"
+    assert "ledger" not in capsys.readouterr().out
     assert shop.publish("--renew", "--node", "n1") == 0
     assert told()[-1] == ("ok", {"n1": (first["n1"], first["n1"], "renewed")})
 
     shop.move_endpoint("10.244.1.99")
     signer, shop.key = shop.key, tmp_path / "nobody"
+    capsys.readouterr()
     assert shop.publish() == 2
+    last = list(entries(tmp_path / "ledger.jsonl"))[-1]
+    assert (
+        f"ledger: {tmp_path / 'ledger.jsonl'}, entry {last['number']}, head {last['hash']}\n" == capsys.readouterr().out
+    )
     assert told()[-1] == ("failed", {node: (first[node], first[node], "failed") for node in NODES})
     shop.key = signer
     text = (shop.cluster / "nodes.yaml").read_text()

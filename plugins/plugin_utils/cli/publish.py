@@ -104,29 +104,36 @@ def run(args: argparse.Namespace) -> int:
     history = args.history or Path("~/.akp").expanduser() / args.cluster_name / "published"
     if args.output.resolve() in (history.resolve(), *history.resolve().parents):
         raise UsageError(f"{history}: lies in the directory that is served; choose another place with --history")
-    with Progress() as progress:
-        progress.step(f"reading {args.cluster}")
-        record = record_of(
-            (each for file in cluster_files(args.cluster) for each in documents(file)), str(args.cluster)
-        )
-        schedulers = Schedulers(dict(each.partition("=")[::2] for each in args.scheduler), args.scheduler_annotations)
-        config = load_config(str(args.config))
-        vips = Vips(args.vips, args.external_ips, args.load_balancer_ips)
-        inputs = Inputs(record, config, args.compat, schedulers, vips, gathered_facts(args.facts))
-        report_left_out(inputs.snapshot, strict=args.strict)
-        for warning in inputs.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-        terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
-        auditor = Auditor(history.with_name(FILE), {"cluster": args.cluster_name, "who": who({})})
-        progress.step("publishing")
-        report = publish(
-            Publication(args.output, terms),
-            History(history, args.deltas),
-            inputs,
-            args.node,
-            args.max_removed,
-            partial(auditor.write, "publish", snapshot=record.digest),
-        )
+    auditor = Auditor(history.with_name(FILE), {"cluster": args.cluster_name, "who": who({})})
+    try:
+        with Progress() as progress:
+            progress.step(f"reading {args.cluster}")
+            record = record_of(
+                (each for file in cluster_files(args.cluster) for each in documents(file)), str(args.cluster)
+            )
+            schedulers = Schedulers(
+                dict(each.partition("=")[::2] for each in args.scheduler), args.scheduler_annotations
+            )
+            config = load_config(str(args.config))
+            vips = Vips(args.vips, args.external_ips, args.load_balancer_ips)
+            inputs = Inputs(record, config, args.compat, schedulers, vips, gathered_facts(args.facts))
+            report_left_out(inputs.snapshot, strict=args.strict)
+            for warning in inputs.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+            terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
+            progress.step("publishing")
+            report = publish(
+                Publication(args.output, terms),
+                History(history, args.deltas),
+                inputs,
+                args.node,
+                args.max_removed,
+                partial(auditor.write, "publish", snapshot=record.digest),
+            )
+    finally:
+        # Not at the end: what matters most is the entry of a run that failed.
+        if auditor.told:
+            print(auditor.told)
     for each in report.nodes:
         said = f", {each.deltas} deltas, {each.size} bytes" if each.action == "changed" else ""
         print(f"{each.node}  {each.action}  generation {each.generation}{said}")

@@ -26,13 +26,16 @@ class Auditor:
     def __init__(self, file: Path | None, shared: Mapping[str, Any]) -> None:
         self._file = file
         self._shared = shared
+        self.told = ""  # where the last entry is, for people; nothing as long as there is none
 
     def write(self, action: str, result: str, nodes: Mapping[str, Any], **fields: Any) -> Head | None:
         """Add an entry."""
         if self._file is None:
             return None
         entry = {**self._shared, "action": action, "result": result, **fields, "nodes": nodes}
-        return append(self._file, {key: value for key, value in entry.items() if value})
+        head = append(self._file, {key: value for key, value in entry.items() if value})
+        self.told = head.told(self._file)
+        return head
 
 
 class TaskAuditor(Auditor):

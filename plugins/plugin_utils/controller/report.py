@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.compare import Change, compare_records, parse_records
+from ..ledger import Head
 from ..proxy.warned import Warned
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
@@ -217,7 +218,7 @@ def ledger_line(notes: Iterable[Mapping[str, Any]]) -> str:
     """Where a run stands in the ledger, by its last entry there; nothing if it has none."""
     entries = (note for note in notes if note["phase"] == "ledger")
     last = max(entries, key=lambda note: int(note["number"]), default=None)
-    return "" if last is None else f"ledger: {last['file']}, entry {last['number']}, head {last['hash']}"
+    return "" if last is None else Head(last["number"], last["hash"]).told(last["file"])
 
 
 def plan_of(notes: Iterable[Mapping[str, Any]], snapshot: str) -> dict[str, Any]:
