@@ -183,8 +183,10 @@ class Site:
         """Meanwhile the node takes what this key has signed, and nothing else."""
         etc = etc_of(self.host)
         allow(etc, key, settings=settings)
-        yield
-        shutil.rmtree(etc)
+        try:
+            yield
+        finally:
+            shutil.rmtree(etc)
 
     def flush(self) -> None:
         """As after a reboot: the state directory is there, the kernel is empty."""

@@ -144,8 +144,10 @@ class LabSite(Site):
         shared = self.host.directory / "etc"
         allow(shared, key, settings=settings)
         self.world.sh(f"mkdir /etc/akp; cp {shared}/* /etc/akp/")
-        yield
-        self.world.sh("rm -r /etc/akp")
+        try:
+            yield
+        finally:
+            self.world.sh("rm -r /etc/akp")
 
     def flush(self) -> None:
         self.world.sh(EMPTY)
