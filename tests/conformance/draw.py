@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import options
-from .plan import IPV4, IPV6, NODE_NET4, NODE_NET6, SECOND_NET4, Plan, node_address, pod_cidr
+from .plan import IPV4, IPV6, NODE_NET4, NODE_NET6, SECOND_NET4, Plan, internal_addresses, node_address, pod_cidr
 from .undefined import parse, undefined
 
 Object = dict[str, Any]
@@ -64,6 +64,18 @@ class Cluster:
 
     def own_node(self) -> Object:
         return next(obj for obj in self.of("Node") if obj["metadata"]["name"] == self.node)
+
+    @property
+    def addresses(self) -> list[str]:
+        """What the node's interface has."""
+        return [*internal_addresses(self.own_node()), *self.extra]
+
+    @property
+    def others(self) -> list[str]:
+        """What the interfaces of other nodes have, also of those that are no Nodes now."""
+        told = {address for node in self.of("Node") for address in internal_addresses(node)}
+        made = {node_address(index, family) for index in range(1, NODES + 1) for family in (IPV4, IPV6)}
+        return sorted((told | made) - set(self.addresses))
 
 
 def cluster(seed: int, mode: str, minor: str = "1.37") -> Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from .plan import CLUSTER_CIDR4, CLUSTER_CIDR6, NODE_NET4, NODE_NET6, SECOND_NET4
+from .plan import CLUSTER_CIDR4, CLUSTER_CIDR6, NODE_NET4, NODE_NET6, SECOND_NET4, internal_addresses
 
 Object = dict[str, Any]
 
@@ -73,7 +73,7 @@ def draw(rng: random.Random, mode: str, node: Object, minor: str) -> Object:
     if addresses is not None:
         config["nodePortAddresses"] = addresses
     if rng.random() < 0.2:
-        config["bindAddress"] = rng.choice(("0.0.0.0", "::", *_internal_addresses(node)))
+        config["bindAddress"] = rng.choice(("0.0.0.0", "::", *internal_addresses(node)))
     for section in dict.fromkeys(("iptables", mode)):
         config[section] = _section(rng, section)
     config.update({field: value for field, value in HARMLESS.items() if rng.random() < 0.1})
@@ -103,10 +103,6 @@ def _detect_local(rng: random.Random, config: Object) -> None:
         config["detectLocal"] = {"bridgeInterface": "cni0"}
     elif mode == "InterfaceNamePrefix":
         config["detectLocal"] = {"interfaceNamePrefix": "veth"}
-
-
-def _internal_addresses(node: Object) -> list[str]:
-    return [a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP"]
 
 
 def _section(rng: random.Random, section: str) -> Object:

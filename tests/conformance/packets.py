@@ -11,7 +11,7 @@ from typing import Any
 from . import echo
 from .draw import Cluster
 from .namespaces import CROWD, OUTSIDE, Node, pod_client
-from .plan import IPV4, IPV6
+from .plan import IPV4, IPV6, internal_addresses
 from .undefined import parse
 
 Object = dict[str, Any]
@@ -21,6 +21,9 @@ PROTOCOLS = ("TCP", "UDP")
 ROUNDS = (3, 8, 24, 60, 150)
 AT_ONCE = 80
 MOST_BACKENDS = 25
+SOMEBODY_ELSES = "service.kubernetes.io/service-proxy-name"
+LOOPBACK = ("127.0.0.1", "::1")
+CALLER = "the caller"  # one of a crowd, seen by its own address
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Probe:
     port: int
     what: str  # the destination's kind and Service, for people
     sticky: bool  # the Service has session affinity
+    backends: frozenset[str] = frozenset()  # who may answer, as address and port
+    callers: frozenset[str] = frozenset()  # whom they may see
 
     @property
     def single(self) -> bool:
@@ -57,39 +62,63 @@ class Discord:
         real, ours = (", ".join(sorted(side)) for side in (self.real - self.ours, self.ours - self.real))
         both = ", ".join(sorted(self.real & self.ours)) or "nothing"
         only = f"  only with kube-proxy: {real or 'nothing'}\n  only with us: {ours or 'nothing'}"
-        return f"{self.probe}\n{only}\n  both: {both}"
+        wrong = strangers(self.probe, self.real | self.ours)
+        nobody = f"\n  of no backend, or no caller of this: {', '.join(sorted(wrong))}" if wrong else ""
+        return f"{self.probe}\n{only}\n  both: {both}{nobody}"
 
 
 def probes(cluster: Cluster, most: int = 6) -> list[Probe]:
     """A seeded sample of a cluster's Services, each by all the ways that lead to it."""
     rng = random.Random(f"packets/{cluster.mode}/{cluster.seed}")
-    candidates = [
-        s
-        for s in cluster.of("Service")
-        if s["spec"].get("clusterIP", "None") != "None" and _backends(cluster, s) <= MOST_BACKENDS
-    ]
+    services = [s for s in cluster.of("Service") if s["spec"].get("clusterIP", "None") != "None"]
+    candidates = [s for s in services if sum(len(e["endpoints"]) for e in _slices(cluster, s)) <= MOST_BACKENDS]
     # A node without an address of a family has no source for masqueraded packets; how those fail is left to chance.
-    own = [a["address"] for a in cluster.own_node()["status"]["addresses"] if a["type"] == "InternalIP"]
+    own = internal_addresses(cluster.own_node())
     families = {":" in address for address in own}
+    masked = {*cluster.addresses, *LOOPBACK}
+    # Of all Services, not only those that are probed: some share an address.
+    backends: dict[tuple[str, int, str], set[str]] = {}
+    for service in services:
+        if SOMEBODY_ELSES in service["metadata"].get("labels", {}):
+            continue
+        for port in service["spec"]["ports"]:
+            for _, address, number in _ways(cluster, service, port):
+                backends.setdefault((address, number, port["protocol"]), set()).update(
+                    _backends(cluster, service, port)
+                )
     made: list[Probe] = []
     for service in rng.sample(candidates, min(most, len(candidates))):
         sticky = service["spec"].get("sessionAffinity") == "ClientIP"
         for port in service["spec"]["ports"]:
             if port["protocol"] not in PROTOCOLS:
                 continue
-            for kind, address, number in _ways(cluster, service, port):
+            unused = ("unused port", service["spec"]["clusterIPs"][0], 4)
+            for kind, address, number in (*_ways(cluster, service, port, most=2), unused):
                 if (":" in address) not in families:
                     continue
                 what = f"{kind} of {service['metadata']['namespace']}/{service['metadata']['name']}"
+                # What no Service claims, whoever has the address answers, if anybody.
+                answering = frozenset(backends.get((address, number, port["protocol"]), {f"{address} {number}"}))
                 for source, origin in _origins(rng, cluster, address):
-                    made.append(Probe(source, origin, port["protocol"], address, number, what, sticky))
+                    callers = frozenset(masked | {CALLER} | ({origin} if origin else set()))
+                    made.append(
+                        Probe(source, origin, port["protocol"], address, number, what, sticky, answering, callers)
+                    )
     return made
 
 
-def _backends(cluster: Cluster, service: Object) -> int:
+def _slices(cluster: Cluster, service: Object) -> list[Object]:
     owner = (service["metadata"]["namespace"], service["metadata"]["name"])
-    slices = [s for s in cluster.of("EndpointSlice") if (s["metadata"]["namespace"], _owner(s)) == owner]
-    return sum(len(s["endpoints"]) for s in slices)
+    return [s for s in cluster.of("EndpointSlice") if (s["metadata"]["namespace"], _owner(s)) == owner]
+
+
+def _backends(cluster: Cluster, service: Object, port: Object) -> Iterator[str]:
+    """All endpoints of a service port, ready or not, as they answer: address and port."""
+    meant = (port.get("name", ""), port["protocol"])
+    for obj in _slices(cluster, service):
+        for its in obj["ports"]:
+            if its.get("port") and (its.get("name", ""), its.get("protocol", "TCP")) == meant:
+                yield from (f"{address} {its['port']}" for address in _addresses(obj))
 
 
 def _owner(obj: Object) -> str | None:
@@ -97,30 +126,30 @@ def _owner(obj: Object) -> str | None:
     return owner
 
 
-def _ways(cluster: Cluster, service: Object, port: Object) -> Iterator[tuple[str, str, int]]:
-    """Every destination of a service port: kind, address, port."""
+def _ways(cluster: Cluster, service: Object, port: Object, most: int | None = None) -> Iterator[tuple[str, str, int]]:
+    """Every destination of a service port, or so many of a kind: kind, address, port."""
     spec = service["spec"]
     for address in spec["clusterIPs"]:
         yield "cluster IP", address, port["port"]
-    yield "unused port", spec["clusterIPs"][0], 4
-    for address in spec.get("externalIPs", [])[:2]:
+    for address in spec.get("externalIPs", [])[:most]:
         yield "external IP", str(parse(address)), port["port"]
-    for ingress in service.get("status", {}).get("loadBalancer", {}).get("ingress", [])[:2]:
+    for ingress in service.get("status", {}).get("loadBalancer", {}).get("ingress", [])[:most]:
         if "ip" in ingress:
             yield "load balancer IP", str(parse(ingress["ip"])), port["port"]
     if "nodePort" in port:
-        own = [a["address"] for a in cluster.own_node()["status"]["addresses"] if a["type"] == "InternalIP"]
         # With this gate the kube-proxy process itself listens there; rules cannot do that.
         served = cluster.config.get("featureGates", {}).get("KubeProxyNFTablesLocalhostNodePorts")
-        for address in (*own, *(() if served else ("127.0.0.1", "::1"))):
+        for address in (*internal_addresses(cluster.own_node()), *(() if served else LOOPBACK)):
             yield "node port", address, port["nodePort"]
 
 
 def _origins(rng: random.Random, cluster: Cluster, destination: str) -> Iterator[tuple[str, str | None]]:
     family = IPV6 if ":" in destination else IPV4
     yield "node", None
-    if destination not in ("127.0.0.1", "::1"):
+    if destination not in LOOPBACK:
         yield "pod", pod_client(cluster.pod_cidrs[family == IPV6])
+    # What the world itself has does not come to the node.
+    if destination not in (*LOOPBACK, *cluster.others):
         yield "outside", rng.choice(OUTSIDE[family])
 
 
@@ -169,13 +198,21 @@ class Side:
             place = self._places[probe.source]
             async with self._gate:
                 ended = await echo.call(place, probe.protocol, probe.destination, probe.port, origin, timeout)
-            return ended.replace(f"saw {source}", "saw the caller") if origin == source else ended
+            return ended.replace(f"saw {source}", f"saw {CALLER}") if origin == source else ended
 
         return frozenset(await asyncio.gather(*(one(number) for number in numbers)))
 
 
+def strangers(probe: Probe, ends: frozenset[str]) -> set[str]:
+    """Answers of those who are no endpoint of this destination, or who saw neither the caller nor its node."""
+    answers = {end: end.split(" saw ") for end in ends if " saw " in end}
+    return {end for end, (who, seen) in answers.items() if who not in probe.backends or seen not in probe.callers}
+
+
 def alike(probe: Probe, real: frozenset[str], ours: frozenset[str]) -> bool:
-    """Whether both sides ended alike; with a single caller only a backend that both sides met can tell."""
+    """Whether both sides ended alike, and right; with a single caller only a backend that both sides met can tell."""
+    if strangers(probe, real | ours):
+        return False
     if not probe.single:
         return real == ours
     answers = [{tuple(end.split(" saw ")) for end in side if " saw " in end} for side in (real, ours)]

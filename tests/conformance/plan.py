@@ -93,3 +93,7 @@ class Plan:
     def pod(self, node: int, family: str) -> str:
         counter = self._pods.setdefault((node, family), iter(range(1, 60000)))
         return next(a for a in (pod_address(node, number, family) for number in counter) if self._once(a))
+
+
+def internal_addresses(node: Object) -> list[str]:
+    return [a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,7 +173,9 @@ def test_goldens_are_read_as_they_were_written() -> None:
 
 
 def _alike(source: str, sticky: bool, real: set[str], ours: set[str]) -> bool:
-    probe = packets.Probe(source, None, "UDP", "10.96.0.1", 1, "cluster IP of a/b", sticky)
+    backends = frozenset({"10.244.3.27 8080", "192.168.77.11 8080"})
+    callers = frozenset({"192.168.77.11", "10.244.1.5"})
+    probe = packets.Probe(source, None, "UDP", "10.96.0.1", 1, "cluster IP of a/b", sticky, backends, callers)
     return packets.alike(probe, frozenset(real), frozenset(ours))
 
 
@@ -186,3 +189,61 @@ def test_a_caller_that_keeps_its_backend_may_have_another_one_on_the_other_side(
 @pytest.mark.parametrize("ours", ["10.244.3.27 8080 saw 10.244.1.5", "refused", "no answer"])
 def test_the_same_backend_sees_the_same_and_an_answer_is_not_a_failure(ours: str) -> None:
     assert not _alike("pod", True, {"10.244.3.27 8080 saw 192.168.77.11"}, {ours})
+
+
+@pytest.mark.parametrize("sticky", [True, False])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("10.244.3.28 8080 saw 10.244.1.5", id="nobody's endpoint"),
+        pytest.param("10.244.3.27 8081 saw 10.244.1.5", id="another port of it"),
+        pytest.param("10.244.3.27 8080 saw 10.96.0.1", id="neither the caller nor its node"),
+    ],
+)
+def test_an_answer_that_no_rule_leads_to_is_wrong_even_on_both_sides(sticky: bool, end: str) -> None:
+    assert not _alike("pod", sticky, {end}, {end})
+    assert not _alike("pod", sticky, {"10.244.3.27 8080 saw 10.244.1.5"}, {end})
+
+
+def test_who_may_answer_a_probe_are_the_endpoints_of_its_service_port() -> None:
+    def service(name: str, cluster_ip: str) -> dict[str, Any]:
+        ports = [
+            {"name": "web", "port": 80, "protocol": "TCP", "nodePort": 30080},
+            {"name": "dns", "port": 53, "protocol": "UDP"},
+        ]
+        spec = {"clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ports": ports, "externalIPs": ["198.51.100.7"]}
+        return {"kind": "Service", "metadata": {"namespace": "a", "name": name}, "spec": spec}
+
+    def part(name: str, address: str, port: int | None) -> dict[str, Any]:
+        labels = {"kubernetes.io/service-name": name}
+        ports = [{"name": "web", "port": port, "protocol": "TCP"}, {"name": "other", "port": 1, "protocol": "TCP"}]
+        endpoints = [{"addresses": [address]}]
+        return {
+            "kind": "EndpointSlice", "metadata": {"namespace": "a", "name": name, "labels": labels},
+            "addressType": "IPv4", "ports": ports, "endpoints": endpoints,
+        }  # fmt: skip
+
+    node = {
+        "kind": "Node", "metadata": {"name": "n1"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.168.77.11"}]},
+    }  # fmt: skip
+    services = [service("one", "10.96.0.1"), service("two", "10.96.0.2")]
+    services[1]["spec"]["ports"][0].pop("nodePort")
+    slices = [part("one", "10.244.001.9", 8080), part("two", "10.244.2.9", 8080), part("one", "10.244.1.10", None)]
+    cluster = Cluster(1, "iptables", "n1", {}, (node, *services, *slices), extra=("192.168.78.200",))
+    made = packets.probes(cluster)
+    found = {(probe.destination, probe.port, probe.protocol): set(probe.backends) for probe in made}
+    assert found == {
+        ("10.96.0.1", 80, "TCP"): {"10.244.1.9 8080"},
+        ("10.96.0.1", 53, "UDP"): set(),
+        ("10.96.0.2", 80, "TCP"): {"10.244.2.9 8080"},
+        ("10.96.0.2", 53, "UDP"): set(),
+        ("198.51.100.7", 80, "TCP"): {"10.244.1.9 8080", "10.244.2.9 8080"},
+        ("198.51.100.7", 53, "UDP"): set(),
+        ("192.168.77.11", 30080, "TCP"): {"10.244.1.9 8080"},
+        ("127.0.0.1", 30080, "TCP"): {"10.244.1.9 8080"},
+        **{(f"10.96.0.{n}", 4, protocol): {f"10.96.0.{n} 4"} for n in (1, 2) for protocol in ("TCP", "UDP")},
+    }
+    node_only = {"192.168.77.11", "192.168.78.200", "127.0.0.1", "::1", packets.CALLER}
+    for probe in made:
+        assert probe.callers == node_only | ({probe.address} if probe.address else set())

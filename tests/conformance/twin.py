@@ -20,12 +20,11 @@ from tests.controlplane import OWN, ControlPlane, binaries
 from tests.lab.program import PROGRAM
 
 from . import kernel, packets
-from .draw import NODES, Cluster
+from .draw import Cluster
 from .history import Change
 from .kubeproxy import SENTINEL_NAMESPACE, KubeProxy, Sentinel
 from .namespaces import Node
 from .ours import Refused, Renderer
-from .plan import IPV4, IPV6, node_address
 from .side import Network, Side
 
 Object = dict[str, Any]
@@ -75,13 +74,10 @@ class Twin:
         """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
         self._applied, self._first = 0, True
         self.plane.load([*cluster.objects, *self.sentinel.objects()])
-        addresses = [*internal_addresses(cluster.own_node()), *cluster.extra]
-        others = [a for node in cluster.of("Node") for a in internal_addresses(node)]
-        others += [node_address(index, family) for index in range(1, NODES + 1) for family in (IPV4, IPV6)]
         interface = cluster.config.get("detectLocal", {}).get("bridgeInterface", "veth0")
         for side in (self.real, self.ours):
-            side.build(Network(addresses, sorted({*others} - {*addresses}), cluster.pod_cidrs, interface))
-        ipv4 = any(":" not in address for address in addresses)
+            side.build(Network(cluster.addresses, cluster.others, cluster.pod_cidrs, interface))
+        ipv4 = any(":" not in address for address in cluster.addresses)
         server = next(address for address in self.plane.addresses if (":" not in address) == ipv4)
         kubeconfig = self.plane.kubeconfig(self.folder / "kubeconfig", "kube-proxy", server)
         self._proxy = KubeProxy(self.real, self.binary, self.folder, cluster.config, kubeconfig)
@@ -204,7 +200,3 @@ def _needs_full_sync(cluster: Cluster, found: Sequence[kernel.Difference]) -> bo
     """
     late_cidrs = cluster.mode == "nftables" and all(each.name.endswith(" cluster-ips-check") for each in found)
     return cluster.large or late_cidrs
-
-
-def internal_addresses(node: Object) -> list[str]:
-    return [a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP"]
