@@ -12,7 +12,8 @@ description:
   - Speaks to the node with one command over whatever connection and C(become) the play has. Nothing has to be installed
     there, not even Python; a POSIX shell, awk, gzip and the netfilter tools are enough.
   - A node that has what it shall have answers in a few hundred bytes. Only one that has not is sent its bundle.
-  - The change is atomic. If the kernel refuses any of it, the old state is back and the module fails with the reason.
+  - The change is atomic. If the kernel refuses any of it, the module fails with the reason, and the old state is back.
+    Where some of that could not be put back either, the node is C(partial), and the next run puts it right.
 author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:

@@ -66,7 +66,7 @@ class Freshness:
         self._nodes[host] = {"node": node, "generation": generation, "confirmed": when, "failed": False}
 
     def failed(self, host: str, node: str) -> None:
-        """The node was not; what it had before it still has."""
+        """The node was not; when it last was stays as it is."""
         self._nodes[host] = {**self._nodes.get(host, {}), "node": node, "failed": True}
 
     def forget(self, hosts: Iterable[str]) -> None:
@@ -133,7 +133,7 @@ class Freshness:
         )
         yield from _family(
             "akp_node_last_run_failed",
-            "1 if the last sync of this host failed; its rules are then those before it.",
+            "1 if the last sync of this host failed.",
             [(labels, int(each["failed"])) for labels, each in nodes],
         )
         yield from _family(
