@@ -152,3 +152,15 @@ def _sorted_nft(text: str) -> str:
 def _without_empty_tables(text: str) -> str:
     """A legacy table cannot be removed from a namespace once it is there; empty, it is as good as absent."""
     return re.sub(r"^\*\w+\n(?::\w+ ACCEPT \[\d+:\d+\]\n)+COMMIT\n?", "", text, flags=re.M)
+
+
+def failing_restores(host: Host, directory: Path, *, back: bool = False) -> str:
+    """A PATH where the first restore is carried out and yet fails; those that would take it back work, or fail too."""
+    directory.mkdir()
+    for tool in (f"{ip}tables-{host.flavour}-restore" for ip in ("ip", "ip6")):
+        real = shutil.which(tool)
+        later = f'exec {real} "$@"' if back else "exit 1"
+        tried = directory / "tried"
+        (directory / tool).write_text(f'#!/bin/sh\n[ ! -e {tried} ] || {later}\ntouch {tried}\n{real} "$@"\nexit 1\n')
+        (directory / tool).chmod(0o755)
+    return f"{directory}:{host.environment['PATH']}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,26 @@ def test_cleanup_leaves_what_was_there_before(host: Host, tmp_path: Path, before
     assert (result.code, result.json["changed"], result.json["warnings"]) == (0, True, []), result.stderr
     assert host.kernel() == kernel
     assert not host.state.exists()
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["read", "cannot be read"])
+def test_cleanup_leaves_what_others_put_into_tables_that_it_made(nft_host: Host, tmp_path: Path, unread: bool) -> None:
+    """A chain that cannot be looked at is not taken for an empty one, and an empty one with a policy is somebody's."""
+    nft_host.apply(everything(tmp_path / "a"))
+    nft_host.sh("$ipt -A INPUT -p tcp --dport 1 -j DROP; $ipt -P FORWARD DROP; $ip6t -t nat -A OUTPUT -p udp -j RETURN")
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for tool in ("iptables-nft", "ip6tables-nft"):
+        (directory / tool).write_text(
+            f'#!/bin/sh\ncase "$*" in *" -S "*) exit 1 ;; esac\nexec {shutil.which(tool)} "$@"\n'
+        )
+        (directory / tool).chmod(0o755)
+    path = f"{directory}:{nft_host.environment['PATH']}" if unread else nft_host.environment["PATH"]
+    result = nft_host.akp("cleanup", PATH=path)
+    assert result.code == 0, result.stdout + result.stderr
+    kept = nft_host.sh("$ipt -S; $ip6t -t nat -S").splitlines()
+    assert {"-P FORWARD DROP", "-A INPUT -p tcp -m tcp --dport 1 -j DROP", "-A OUTPUT -p udp -j RETURN"} <= set(kept)
+    assert not any("KUBE-" in line for line in kept)
 
 
 def test_cleanup_without_the_nft_tool_leaves_no_rule_or_chain(nft_host: Host, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab.program import PROGRAM
-from tests.node import bundles
-from tests.node.host import Host
+from tests.node import bundles, nftables
+from tests.node.host import Host, failing_restores
 from tests.node.test_apply import INVALID, everything
 
 EXT = "KUBE-EXT-67NZLRHBNDSAWJRO"
@@ -80,19 +80,32 @@ def test_a_refused_run_says_whether_the_old_state_is_back(
     """The first restore is carried out and yet fails; those that would take it back work, or fail too."""
     nft_host.apply(bundles.simple(tmp_path / "a"))
     before = nft_host.kernel()
-    directory = tmp_path / "bin"
-    directory.mkdir()
-    for tool in ("iptables-nft-restore", "ip6tables-nft-restore"):
-        script = directory / tool
-        later = f'exec {shutil.which(tool)} "$@"' if back else "exit 1"
-        script.write_text(
-            f'#!/bin/sh\n[ ! -e {directory}/tried ] || {later}\ntouch {directory}/tried\n{shutil.which(tool)} "$@"\nexit 1\n'
-        )
-        script.chmod(0o755)
+    path = failing_restores(nft_host, tmp_path / "bin", back=back)
     operand = [bundles.simple(tmp_path / "b", bundles.shop("10.244.5.5:80"))] if verb == "apply" else []
-    result = nft_host.akp(verb, *operand, PATH=f"{directory}:{nft_host.environment['PATH']}")
+    result = nft_host.akp(verb, *operand, PATH=path)
     assert (result.code, result.json["asBefore"]) == (4, back), result.stdout + result.stderr
     assert ("the old state is back" in result.json["error"], nft_host.kernel() == before) == (back, back)
+
+
+def test_what_stays_of_a_first_apply_is_not_taken_for_what_was_there_before(nft_host: Host, tmp_path: Path) -> None:
+    """The undo fails too: what the host had before is known to the next run, and comes back with a cleanup."""
+    virgin = nft_host.kernel()
+    bundle = bundles.simple(tmp_path / "a")
+    refused = nft_host.akp("apply", bundle, PATH=failing_restores(nft_host, tmp_path / "bin"))
+    assert (refused.code, refused.json["asBefore"]) == (4, False), refused.stdout + refused.stderr
+    assert nft_host.kernel() != virgin
+    nft_host.apply(bundle)
+    assert nft_host.akp("cleanup").code == 0
+    assert nft_host.kernel() == virgin
+
+
+def test_a_mode_that_is_refused_leaves_no_tables(nft_host: Host, tmp_path: Path) -> None:
+    nft_host.apply(nftables.write(nftables.shop("10.244.1.1"), tmp_path / "a"))
+    before = nft_host.kernel()
+    text = bundles.rules(bundles.shop()).replace("10.244.1.3:8080", "10.244.1.3:80800")
+    refused = nft_host.akp("apply", bundles.simple(tmp_path / "b", iptables_rules=text))
+    assert (refused.code, refused.json["asBefore"]) == (4, True), refused.stdout + refused.stderr
+    assert nft_host.kernel() == before
 
 
 def killer(directory: Path, host: Host, *, before: str, after: str) -> str:

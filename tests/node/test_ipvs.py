@@ -490,6 +490,20 @@ def test_what_cannot_be_removed_is_undone_with_the_rules(world: World, tmp_path:
     assert world.status()["drift"] == 0
 
 
+def test_timeouts_go_back_with_the_rest(world: World, tmp_path: Path) -> None:
+    old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))
+    new = world.bundle(world.state(*world.web(5, "near"), ipvs={"tcpTimeout": "20m", "udpTimeout": "1m"}))
+    world.apply(old)
+    before = world.sh("ipvsadm -L --timeout")
+    refused = world.akp("apply", new, **failing(world, tmp_path / "bin", "ipvsadm", "-D", 1))
+    assert (refused.code, refused.json["asBefore"]) == (4, True), refused.stdout
+    assert world.sh("ipvsadm -L --timeout") == before
+    world.apply(new)
+    assert "1200 120 60" in world.sh("ipvsadm -L --timeout")
+    assert world.akp("cleanup").code == 0
+    assert world.sh("ipvsadm -L --timeout") == before
+
+
 def test_what_cannot_be_put_back_either_is_said_and_healed(world: World, tmp_path: Path) -> None:
     """A tool that fails for good, for a while: no run calls that well, and the first one that can ends it."""
     old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from agentless_kube_proxy.backends.state import delta
+from agentless_kube_proxy.bundle.write import write_delta
 
 from tests.node.host import Host
 from tests.node.nftables import foreign, listing, shop, state, wrap_nft, write
@@ -114,6 +116,66 @@ def test_a_run_that_was_killed_leaves_nothing_that_the_next_does_not_put_right(
     alone = new_host()
     alone.apply(wanted)
     assert listing(host) == listing(alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [((), False), (("--verify",), False), (("--verify",), True)],
+    ids=["another generation", "verified", "the same once more"],
+)
+def test_a_switch_that_was_carried_out_and_yet_failed_counts(
+    host: Host, tmp_path: Path, options: tuple[str, ...], again: bool
+) -> None:
+    """The tool dies on its way back. Once, the new rules were called the old state."""
+    old = write(shop("10.244.1.1"), tmp_path / "a")
+    host.apply(old)
+    if again:
+        host.sh("nft flush chain ip kube-proxy services")
+    env = wrap_nft(host, 'case "$1 $2" in "-f "*/nft/switch) $nft "$@"; exit 1 ;; esac')
+    new = old if again else write(state(*large()), tmp_path / "b")
+    result = host.akp("apply", *options, new, **env)
+    assert (result.code, result.json["changed"]) == (0, True), result.stdout + result.stderr
+    status = host.akp("status", "--verify").json
+    assert (status["state"], status["drift"]) == ("applied", 0)
+
+
+def test_a_switch_that_failed_is_no_success_because_its_marker_is_there(host: Host, tmp_path: Path) -> None:
+    """The same generation once more, as something is missing: its marker says nothing about what became of it."""
+    bundle = write(shop("10.244.1.1"), tmp_path / "a")
+    host.apply(bundle)
+    host.sh("nft flush chain ip kube-proxy services")
+    result = host.akp("apply", "--verify", bundle, **wrap_nft(host, f'case "$1 $2" in "-f "*/nft/switch) {REFUSE} ;; esac'))
+    assert (result.code, result.json["asBefore"]) == (4, True), result.stdout + result.stderr
+    host.apply(bundle, "--verify")
+    assert host.akp("status", "--verify").json["drift"] == 0
+
+
+def test_a_delta_that_was_carried_out_and_yet_failed_is_followed_by_a_whole_bundle(host: Host, tmp_path: Path) -> None:
+    old, new = shop("10.244.1.1"), shop("10.244.1.2")
+    host.apply(write(old, tmp_path / "a"))
+    write_delta(delta(old, new), new, tmp_path / "delta")
+    env = wrap_nft(host, '[ "$1" != -f ] || { $nft "$@"; exit 1; }')
+    result = host.akp("apply", "--confirm-within", "600", tmp_path / "delta", **env)
+    assert (result.code, result.json["need"]) == (0, "full"), result.stdout + result.stderr
+    status = host.akp("status").json
+    assert (status["state"], status["unconfirmed"]["generation"]) == ("foreign", new.generation)
+    host.apply(write(new, tmp_path / "b"))
+    assert host.akp("confirm").code == 0, "it still waited, and may now stay"
+    status = host.akp("status", "--verify").json
+    assert (status["state"], status["drift"], status["unconfirmed"]) == ("applied", 0, None)
+
+
+def test_a_refusal_does_not_forget_that_another_run_was_cut_short(host: Host, tmp_path: Path) -> None:
+    host.apply(write(shop("10.244.1.1"), tmp_path / "a"))
+    cut_short(host, write(state(*large()), tmp_path / "b"), "switch")
+    assert host.akp("status").json["state"] == "partial"
+    c = write(shop("10.244.1.2"), tmp_path / "c")
+    refused = host.akp("apply", c, **wrap_nft(host, f'case "$1 $2" in "-f "*/nft/switch) {REFUSE} ;; esac'))
+    assert refused.code == 4, refused.stdout + refused.stderr
+    assert host.akp("status").json["state"] == "partial"
+    host.apply(c)
+    status = host.akp("status", "--verify").json
+    assert (status["state"], status["drift"]) == ("applied", 0), "what the first one had staged is gone as well"
 
 
 # ------------------------------------------------------------------ kernels that let go of chains slowly

@@ -20,7 +20,7 @@ from agentless_kube_proxy.bundle.release import join, split
 from tests.lab.program import PROGRAM
 from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
-from tests.node.host import Host, Result
+from tests.node.host import Host, Result, failing_restores
 from tests.node.signing import etc_of, new_key
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
@@ -399,3 +399,22 @@ def test_what_is_missing_is_named(site: Site) -> None:
     (etc_of(site.host) / "allowed_signers").unlink()
     assert "whose releases count" in site.pull().json["error"]
     assert "--jitter takes a number" in site.pull("--jitter", "soon").json["error"]
+
+
+def test_a_pull_whose_apply_fails_says_what_the_apply_said(site: Site) -> None:
+    """Above all whether the kernel is as it was, and why not."""
+    site.publish()
+    site.pulled()
+    site.publish("10.244.1.99")
+    result = site.host.akp("pull", PATH=failing_restores(site.host, site.host.directory / "failing"))
+    assert (result.code, result.json["asBefore"]) == (4, False), result.stdout + result.stderr
+    assert any("could not be put back" in warning for warning in result.json["warnings"])
+    assert site.pulled()["changed"] is True
+    assert site.endpoint("10.244.1.99")
+
+
+def test_a_pull_that_fails_before_anything_is_touched_says_so(site: Site) -> None:
+    site.publish()
+    site.rewrite(lambda text: text.replace("expires", "expired", 1), signed=False)
+    result = site.pull()
+    assert (result.code, result.json["asBefore"]) == (2, True), result.stdout + result.stderr

@@ -166,10 +166,12 @@ prune_bundles() {
 }
 
 made_before=
+remembered=    # this run noted what there was before the mode
 # Remember, once for each mode, what cleanup has to put back. Written aside and renamed: whole or not there,
 # and a mode counts as remembered when the file of its name is there.
 remember() {
     [ ! -e "$STATE/before/$mode" ] || return 0
+    remembered=1
     [ ! -e "$STATE/before.new" ] || rm -rf "$STATE/before.new"
     mkdir -p "$STATE/before.new"
     "${mode}_remember" "$STATE/before.new"
@@ -273,6 +275,7 @@ hashsize_apply() {
     read -r old <"$HASHSIZE"
     [ "$old" -lt $((max / 4)) ] || return 0
     [ -e "$STATE/before/hashsize" ] || printf '%s\n' "$old" >"$STATE/before/hashsize"
+    printf '%s\n' "$old" >"$work/hashsize"
     put_value "$HASHSIZE" $((max / 4)) || warn "conntrack hash size stays $old, wanted $((max / 4))"
 }
 
@@ -340,12 +343,14 @@ die_refused() {
 }
 
 # Take back what this run changed beside the rules, which are back already or were not touched; the first failing run
-# leaves no record either.
+# leaves no record either, unless something of it stays: that must not be taken for the host's own later.
 undo_all() {
     sysctls_undo "$work/sysctls.undo"
+    [ ! -s "$work/hashsize" ] || write_value "$HASHSIZE" "$(cat "$work/hashsize")" || left_unfinished "the conntrack hash size could not be set back"
     for name in $made_counters; do counter_delete "$name" || left_unfinished "counter $name could not be removed again"; done
     [ -z "$kept_now" ] || rm -rf "$kept_now"
+    [ -z "$unfinished" ] || return 0
     [ -z "$made_before" ] || rm -rf "$STATE/before"
-    [ -n "$unfinished" ] || as_before=true
+    as_before=true
 }
 

@@ -413,7 +413,7 @@ iptables_undo() {
                 left_unfinished "ipv$fam could not be put back: $(cat "$work/refused")"
         done
     done
-    [ -z "$made_before" ] || iptables_drop_tables
+    [ -z "$remembered" ] || iptables_drop_tables
     mv "$work/reason" "$work/refused"
 }
 
@@ -424,14 +424,14 @@ iptables_drop_tables() {
         case $fam in 4) f=ip ;; 6) f=ip6 ;; esac
         ipt "$fam"
         has "$ipt" || continue
-        iptables_save "$fam" >"$work/now.$fam"
         iptables_inventory "$fam" >"$work/inventory"
         for t in mangle filter nat; do
             grep -q -x "$t" "$work/inventory" || continue
             sed -n "s/^$t \([A-Z]*\)\$/\1/p" "$work/inventory" | while read -r c; do
                 grep -q -x "$t $c" "$STATE/before/tables.$fam" && continue
-                awk -v t="*$t" -v c="$c" '/^\*/ { inside = $1 == t } inside && $1 == "-A" && $2 == c { exit 1 }' "$work/now.$fam" || continue
-                if has nft; then nft delete chain "$f" "$t" "$c" 2>/dev/null || :; else ipt "$fam"; "$ipt" -t "$t" -X "$c" 2>/dev/null || :; fi
+                # One that cannot be read is not empty, and a policy is somebody's. Not by nft, which would delete a chain with
+                # all the rules that came to it meanwhile.
+                [ "$("$ipt" -t "$t" -S "$c" 2>/dev/null)" != "-P $c ACCEPT" ] || "$ipt" -t "$t" -X "$c" 2>/dev/null || :
             done
             # An empty table is two lines; one with anything in it is not deleted.
             if has nft && ! grep -q -x "$t" "$STATE/before/tables.$fam" && [ "$(nft list table "$f" "$t" 2>/dev/null | wc -l)" -eq 2 ]; then

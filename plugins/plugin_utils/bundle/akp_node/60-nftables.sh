@@ -471,7 +471,9 @@ nft_write() {
 # ---------------------------------------------------------------- nftables: commit
 
 # Carry out the plan. If anything is refused, nothing has changed and the reason is in $work/refused.
+found_unsettled=    # by another run, and not for this one to forget
 nft_carry_out() {
+    [ ! -e "$STATE/unsettled" ] || found_unsettled=1
     : >"$STATE/unsettled"
     for f in "$work/nft"/stage.*; do
         [ -e "$f" ] || continue
@@ -479,11 +481,28 @@ nft_carry_out() {
     done
     trap '' HUP INT TERM
     # Both families switch in one transaction: all of it, or the kernel stays as it was.
-    if ! nft_check "$work/nft/switch" || ! nft_run "$work/nft/switch"; then
+    if ! nft_check "$work/nft/switch" || { ! nft_run "$work/nft/switch" && ! nft_taken; }; then
         nft_unstage
         return 1
     fi
     nft_drop "$work/nft/drop"
+}
+
+# The switch failed. Has the kernel taken it all the same? A tool can die on its way back. Without the new marker it has
+# not; with it, which may have been there before, a listing tells.
+nft_taken() {
+    nft_marked "$generation" "$bundle/nftables.nft" || return 1
+    mkdir "$work/tried"
+    mv "$work/nft" "$work/plan.4" "$work/plan.6" "$work/tried"
+    taken=
+    if (nft_base=listed && nft_read && nftables_compare) >/dev/null 2>&1; then
+        # Chains to which nothing leads any more are dropped after the switch.
+        if grep -q -v '^gone' "$work/nft/tasks"; then taken=no; else taken=yes; fi
+    fi
+    rm -rf "$work/nft" "$work/plan.4" "$work/plan.6"
+    mv "$work/tried"/* "$work"
+    [ -n "$taken" ] || left_unfinished "whether the kernel has the new rules could not be told"
+    [ "$taken" = yes ]
 }
 
 # Like nft_run, but changes nothing.
@@ -501,7 +520,7 @@ nft_refusal() {
 nft_unstage() {
     mv "$work/refused" "$work/reason"
     if [ -s "$work/nft/unstage" ] && ! nft_run "$work/nft/unstage"; then left_unfinished "what was staged could not be removed: $(cat "$work/refused")"
-    elif [ -z "$unfinished" ]; then rm -f "$STATE/unsettled"
+    elif [ -z "$unfinished$found_unsettled" ]; then rm -f "$STATE/unsettled"
     fi
     mv "$work/reason" "$work/refused"
 }

@@ -594,11 +594,12 @@ ipvs_undo() {
     [ -e "$named" ] || named=/dev/null
     if ipvs_save "$work/now" && ipvs_addresses_as_batch "$1/addresses" >"$work/old.batch" &&
         sed 's/ bucketsize [0-9]*//;s/ initval [0-9a-fx]*//' "$1/sets" >"$work/old.sets" &&
-        ipvs_plan "$work/now" "$work/old.sets" "$1/servers" "$work/old.batch" /dev/null "$work/undo" "$named" &&
+        sed -n 's/^.*: \([0-9]* [0-9]* [0-9]*\)$/timeouts \1/p' "$1/timeouts" >"$work/old.conf" &&
+        ipvs_plan "$work/now" "$work/old.sets" "$1/servers" "$work/old.batch" "$work/old.conf" "$work/undo" "$named" &&
         ipvs_add "$work/undo"
     then
         [ $# -eq 1 ] || "$2"
-        [ -s "$1/addresses" ] || ! ipvs_device || ip link del kube-ipvs0 2>/dev/null || :
+        [ -s "$1/addresses" ] || ! ipvs_device || ip link del kube-ipvs0 2>/dev/null || left_unfinished "the device kube-ipvs0 could not be removed again"
         [ ! -s "$work/undo/leaving" ] || awk '{ print "-d", $1, $2, "-r", $3 }' "$work/undo/leaving" >>"$work/undo/servers.del"
         ipvs_device || rm -f "$work/undo/addresses.del"
         { ipvs_del "$work/undo" && ipvs_destroy "$work/undo"; } ||

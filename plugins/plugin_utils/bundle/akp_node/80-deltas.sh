@@ -86,13 +86,13 @@ delta_obstacle() {
     fi
 }
 
-# The answer when only a whole bundle will do: nothing was changed, and that is no failure.
+# The answer when only a whole bundle will do: that is no failure, and nothing was changed unless it says so.
 answer_full() {
     say "a whole bundle is needed: $1"
     elapsed
-    [ -z "$new_arm" ] || confirm_disarm
-    printf '{"verb": "%s", "ok": true, "changed": false, "need": "full", "reason": %s, "node": %s, "mode": "%s", ' \
-        "$verb" "$(json_string "$1")" "$(json_string "$node")" "$mode"
+    [ -z "$new_arm" ] || confirm_failed
+    printf '{"verb": "%s", "ok": true, "changed": false, "need": "full", "asBefore": %s, "reason": %s, "node": %s, "mode": "%s", ' \
+        "$verb" "$as_before" "$(json_string "$1")" "$(json_string "$node")" "$mode"
     printf '"generation": %s, "seconds": %s, "warnings": [%s]}\n' "$(json_or_null "$r_generation")" "$elapsed" "$warnings"
 }
 
@@ -252,7 +252,7 @@ iptables_delta() {
         [ -n "$file" ] || continue
         iptables_switch "$fam" "$file" && continue
         # The other family may have its part already: back to what is recorded, by comparison.
-        mv "$work/refused" "$work/reason"
+        mv "$work/refused" "$work/delta.refused"
         delta=$bundle
         settle
         recorded_bundle
@@ -261,7 +261,7 @@ iptables_delta() {
         iptables_compare
         iptables_commit || left_unfinished "the recorded rules could not be put back: $(cat "$work/refused")"
         bundle=$delta
-        mv "$work/reason" "$work/refused"
+        mv "$work/delta.refused" "$work/refused"
         return 1
     done
 }
@@ -336,7 +336,8 @@ nftables_delta() {
     : >"$STATE/unsettled"
     trap '' HUP INT TERM
     nft_run "$bundle/nftables.nft" || {
-        rm -f "$STATE/unsettled"
+        # A tool can die on its way back: then the kernel has it all the same.
+        if nftables_on_base; then rm -f "$STATE/unsettled"; else left_unfinished "the kernel does not have generation $base any more"; fi
         return 1
     }
     nft_drop "$work/gone"
@@ -474,7 +475,7 @@ ipvs_settings() {
 
 # Back to what is recorded, by comparison.
 ipvs_to_record() {
-    mv "$work/refused" "$work/reason"
+    mv "$work/refused" "$work/delta.refused"
     delta=$bundle
     settle
     recorded_bundle
@@ -483,7 +484,7 @@ ipvs_to_record() {
     ipvs_compare
     if ipvs_commit; then rm -f "$STATE/unsettled"; else left_unfinished "the recorded state could not be put back: $(cat "$work/refused")"; fi
     bundle=$delta
-    mv "$work/reason" "$work/refused"
+    mv "$work/delta.refused" "$work/refused"
 }
 
 ipvs_merge() {

@@ -154,8 +154,8 @@ confirm_disarm() {
     armed='' new_arm=
 }
 
-# A run that failed in an orderly way has put everything back: there is nothing to undo.
-confirm_failed() { [ -n "$unfinished" ] || confirm_disarm; }
+# A run that failed and left everything as it was leaves nothing to undo.
+confirm_failed() { [ "$as_before" = false ] || confirm_disarm; }
 
 # The change, for the answer of apply.
 confirm_answer() {

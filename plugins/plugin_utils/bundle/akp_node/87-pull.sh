@@ -261,9 +261,13 @@ sum_of() { if [ -f "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; fi; }
 
 # Run another verb of this program; its answer is the last line of $work/verb. If it fails, so does this one.
 run_verb() {
-    ended=0
+    ended=0 so_far=$as_before
+    as_before=false
     sh "$0" "$@" >"$work/verb" || ended=$?
     read_record
+    case $(sed -n '$p' "$work/verb") in *'"asBefore": false'*) ;; *'"asBefore": true'* | *'"ok": true, "changed": false'*) as_before=$so_far ;; esac
+    warned=$(sed -n '$s/^.*"warnings": \[\(.*\)\]}$/\1/p' "$work/verb")
+    [ -z "$warned" ] || warnings="$warnings${warnings:+, }$warned"
     [ "$ended" -ne 0 ] || return 0
     why=$(sed -n '$s/.*"error": "\(.*\)", "warnings": .*/\1/p' "$work/verb" | sed 's/\\\(["\\]\)/\1/g')
     die "$ended" "${why:-$1 ended with $ended and no answer}"

@@ -81,7 +81,7 @@ metrics_text() {
                 printf "%s %d\n", key, was[key] + (done && (i == n || seconds + 0 <= le[i] + 0))
             }
             printf "%s_sum %.2f\n%s_count %d\n", base, was[base "_sum"] + (done ? seconds : 0), base, was[base "_count"] + done
-            gauge("akp_node_last_run_failed", "1 if the last sync of this host failed; its rules are then those before it.", me, failed "" == "" ? "" : failed + 0)
+            gauge("akp_node_last_run_failed", "1 if the last sync of this host failed.", me, failed "" == "" ? "" : failed + 0)
             head("akp_node_failures_total", "counter", "Syncs of this host that failed, by the exit code of akp-node.")
             for (i = 2; i <= 5; i++) {
                 key = "akp_node_failures_total{node=\"" node "\",code=\"" i "\"}"

@@ -28,13 +28,13 @@ verb_apply() {
     [ "$r_digest" = "$digest" ] || sync_begins
     "${mode}_read"
     "${mode}_preflight"
+    "${mode}_compare"
     remember
     keep_bundle
     confirm_arm
     as_before=false
     sysctls_apply
     counters_apply
-    "${mode}_compare"
     if "${mode}_pending"; then
         "${mode}_commit" || {
             undo_all
