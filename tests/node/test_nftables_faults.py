@@ -144,7 +144,9 @@ def test_a_switch_that_failed_is_no_success_because_its_marker_is_there(host: Ho
     bundle = write(shop("10.244.1.1"), tmp_path / "a")
     host.apply(bundle)
     host.sh("nft flush chain ip kube-proxy services")
-    result = host.akp("apply", "--verify", bundle, **wrap_nft(host, f'case "$1 $2" in "-f "*/nft/switch) {REFUSE} ;; esac'))
+    result = host.akp(
+        "apply", "--verify", bundle, **wrap_nft(host, f'case "$1 $2" in "-f "*/nft/switch) {REFUSE} ;; esac')
+    )
     assert (result.code, result.json["asBefore"]) == (4, True), result.stdout + result.stderr
     host.apply(bundle, "--verify")
     assert host.akp("status", "--verify").json["drift"] == 0
