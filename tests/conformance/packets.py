@@ -165,10 +165,7 @@ def servers(cluster: Cluster, node: Node) -> Iterator[tuple[str, str, int, str |
         for port in obj["ports"]:
             if port.get("port") and port.get("protocol", "TCP") in PROTOCOLS:
                 ports.add((port["protocol"], port["port"]))
-                addresses = (
-                    {str(parse(e["addresses"][0])) for e in obj["endpoints"]} if obj["addressType"] != "FQDN" else set()
-                )
-                for address in addresses & own:
+                for address in _addresses(obj) & own:
                     yield node.name, port["protocol"], port["port"], address
     for protocol, number in sorted(ports):
         yield node.world.name, protocol, number, None

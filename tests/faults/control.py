@@ -19,7 +19,7 @@ import yaml
 from tests.collection.play import BIN, SHOP, Run, playbook
 from tests.collection.test_sync import edited_shop
 from tests.faults.inject import Fault, Steps, changes_something
-from tests.faults.uml import ipvs_views
+from tests.faults.uml import LOG, ipvs_views
 from tests.faults.views import Views, halves, iptables_views, nftables_views
 from tests.faults.walk import Finding
 from tests.lab import Lab, Node
@@ -27,7 +27,6 @@ from tests.lab.manifests import realise
 from tests.lab.program import PROGRAM
 from tests.lab.uml import UmlNode
 
-LOG = "/var/tmp/akp-steps"
 FAULT = "/var/tmp/akp-fault"
 # The last one is a helper that some kernels start for themselves when iptables first speaks to them.
 IDLE = ("sshd", "sshd-session", "ps", "bpfilter_umh")
