@@ -49,6 +49,21 @@ def test_a_tool_that_fails_changes_nothing_or_nothing_of_importance(site: Site) 
     assert (count > 0, bad) == (True, [])
 
 
+@pytest.mark.parametrize("site", ["nftables"], indirect=True)
+def test_a_tool_that_fails_once_the_new_state_is_in_force_leaves_nothing_of_the_old_for_good(site: Site) -> None:
+    """Once, chains that were to be dropped were forgotten with the copy of a list."""
+    move = prepare(site, "apply")
+    site.run(*move.arguments)
+    calls = site.steps.taken()
+    site.current = move.new
+    switch = next(i for i, call in enumerate(calls, 1) if call.startswith("nft -f") and call.endswith("/nft/switch"))
+    recorded = next(i for i, call in enumerate(calls, 1) if call.startswith("mv") and call.endswith("/applied"))
+    for step in range(switch + 1, recorded):
+        move = prepare(site, "apply")
+        result = site.run(*move.arguments, fault=Fault("failed", step))
+        assert examine(site, move, "failed", f"step {step}, {site.steps.fired}", result).trouble == []
+
+
 def test_two_carriers_take_turns(site: Site) -> None:
     assert trouble(conditions.carriers(site, 1)) == (1, [])
 

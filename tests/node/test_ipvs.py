@@ -404,6 +404,62 @@ def test_an_endpoint_that_comes_back_while_it_drains_takes_connections_again(rou
         connection.close()
 
 
+@contextmanager
+def draining(world: World, number: int) -> Iterator[State]:
+    """A Service with connections to both its endpoints; given is the state in which one of them is gone."""
+    both, one = world.state(*world.web(number, "near", "far-1")), world.state(*world.web(number, "near"))
+    world.apply(both)
+    held = [world.lab.outside.open("tcp", f"10.96.0.{number}", 80, timeout=60) for _ in range(2)]
+    yield one
+    assert {connection.ask(60).who for connection in held} == {"near", "far-1"}
+    for connection in held:
+        connection.close()
+
+
+def test_who_cannot_be_told_to_leave_stays_with_all_the_rest(routed: World, tmp_path: Path) -> None:
+    """Once that was a run that said ok, and neither it nor the next saw that new connections still went there."""
+    world = routed
+    with draining(world, 21) as one:
+        before = world.kernel()
+        refused = world.akp("apply", world.bundle(one), **failing(world, tmp_path / "bin", "ipvsadm", "-e", 1))
+        assert (refused.code, refused.json["asBefore"]) == (4, True), refused.stdout
+        assert "still gets connections" in refused.json["error"]
+        assert world.kernel() == before
+        assert world.apply(one)["draining"] == 1
+        assert world.status()["drift"] == 0
+
+
+def test_who_was_leaving_still_is_after_a_failed_return(routed: World, tmp_path: Path) -> None:
+    world = routed
+    with draining(world, 22) as one:
+        world.apply(one)
+        before = world.kernel()
+        back = world.bundle(world.state(*world.web(22, "near", "far-1"), *world.web(6, "near")))
+        refused = world.akp("apply", back, **failing(world, tmp_path / "bin", "ip", "addr add", 1))
+        assert (refused.code, refused.json["asBefore"]) == (4, True), refused.stdout
+        assert world.kernel() == before
+        assert world.akp("drain").json["draining"] == 1
+
+
+@pytest.mark.parametrize("words", ["-d", "-Ln"])
+def test_who_is_idle_and_cannot_be_deleted_is_not_forgotten(routed: World, tmp_path: Path, words: str) -> None:
+    """Nor taken for idle because nobody could look."""
+    world = routed
+    with draining(world, {"-d": 23, "-Ln": 24}[words]) as one:
+        world.apply(one)
+        env = failing(world, tmp_path / "bin", "ipvsadm", words, 1000)
+        if words == "-Ln":
+            told = world.akp("drain", **env).json
+            assert (told["draining"], "the next run will look again" in told["warnings"][0]) == (1, True)
+    deadline = time.monotonic() + 60
+    while (told := world.akp("drain", **env).json)["draining"] and not told["warnings"]:
+        assert time.monotonic() < deadline
+    assert (told["draining"], "ipvsadm: Cannot allocate memory" in told["warnings"][0]) == (1, True)
+    while world.akp("drain").json["draining"]:
+        assert time.monotonic() < deadline
+    assert "-w 0" not in world.sh("ipvsadm -Sn")
+
+
 @pytest.mark.slow
 def test_from_mode_to_mode_services_answer_all_the_while_and_nothing_stays(routed: World) -> None:
     world = routed
@@ -452,14 +508,13 @@ REMOVALS = {"ip": "addr del", "ipvsadm": "-D", "ipset": "del"}
 
 
 def failing(world: World, directory: Path, tool: str, word: str, times: int) -> dict[str, str]:
-    """An environment in which a tool that is given lines with a word fails, so many times."""
+    """An environment in which a tool that is given a line, or words, that begin so fails, so many times."""
     directory.mkdir()
     real = world.sh(f"command -v {tool}").strip()
     script = directory / tool
-    script.write_text(f"""#!/bin/sh
-case "$*" in *restore*|*-R*|*batch*) ;; *) exec {real} "$@" ;; esac
-cat >{directory}/input
-if grep -q -e '^{word} ' {directory}/input && [ "$(wc -c <{directory}/times)" -lt {times} ]; then
+    script.write_text(rf"""#!/bin/sh
+case "$*" in *restore*|*-R*|*batch*) cat ;; *) echo "$*" ;; esac >{directory}/input
+if grep -q -e '^{word}\( \|$\)' {directory}/input && [ "$(wc -c <{directory}/times)" -lt {times} ]; then
     printf x >>{directory}/times
     echo "{tool}: Cannot allocate memory" >&2
     exit 1
@@ -529,12 +584,29 @@ def test_a_set_that_a_foreign_rule_asks_stays(clean: World) -> None:
     world.sh(f"ip6tables -A {asks}")
     try:
         answer = world.apply(world.state(*world.web(5, "near"), facts={"capabilities": {"ipv6": False}}))
-        assert any("in use" in warning for warning in answer["warnings"]), answer
-        assert "KUBE-6-CLUSTER-IP" in world.sh("ipset list -n").split()
+        stays = "set KUBE-6-CLUSTER-IP stays: it is in use by a rule that is not ours"
+        assert answer["warnings"] == [stays]
+        assert [name for name in world.sh("ipset list -n").split() if "-6-" in name] == ["KUBE-6-CLUSTER-IP"]
+        cleaned = world.akp("cleanup")
+        assert (cleaned.code, cleaned.json["warnings"]) == (0, [stays])
+        assert world.sh("ipset list -n").split() == ["KUBE-6-CLUSTER-IP"]
     finally:
         world.sh(f"ip6tables -D {asks}")
     assert world.akp("cleanup").code == 0
     assert world.empty()
+
+
+def test_a_set_that_should_go_and_does_not_is_said_and_goes_with_the_next_run(clean: World, tmp_path: Path) -> None:
+    world = clean
+    world.apply(world.state(*world.web(5, *ALL)))
+    new = world.bundle(world.state(*world.web(5, "near"), facts={"capabilities": {"ipv6": False}}))
+    refused = world.akp("apply", new, **failing(world, tmp_path / "bin", "ipset", "destroy", 2))
+    assert (refused.code, "the new state is in force" in refused.json["error"]) == (4, True), refused.stdout
+    assert "ipset: Cannot allocate memory" in refused.json["warnings"][-1]
+    assert "KUBE-6-" in world.sh("ipset list -n")
+    world.apply(new)
+    assert "KUBE-6-" not in world.sh("ipset list -n")
+    assert world.status()["drift"] == 0
 
 
 def spoil(bundle: Path, name: str, text: str) -> None:

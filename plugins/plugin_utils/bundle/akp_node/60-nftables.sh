@@ -525,21 +525,27 @@ nft_unstage() {
     mv "$work/reason" "$work/refused"
 }
 
-# Delete chains that nothing refers to any more. Where the kernel is not ready yet it is asked again, now and at
-# the next run; until then they are empty.
+# Delete chains that nothing refers to any more: those in $1, and those that an earlier run could not delete.
 nft_drop() {
-    [ ! -s "$STATE/stale" ] || awk 'NR == FNR { if ($2 == "chain") wanted[$3, $5] = 1; next } !(($3, $5) in wanted)' \
-        "$bundle/nftables.nft" "$STATE/stale" >"$work/drop"
-    [ ! -s "$1" ] || cat "$1" >>"$work/drop"
-    rm -f "$STATE/stale"
-    if [ ! -s "$work/drop" ] || nft_run "$work/drop"; then return 0; fi
+    if [ -s "$STATE/stale" ] && awk 'NR == FNR { if ($2 == "chain") wanted[$3, $5] = 1; next } !(($3, $5) in wanted)' \
+        "$bundle/nftables.nft" "$STATE/stale" >"$work/stale"
+    then
+        rm -f "$STATE/stale"
+        nft_drop_chains "$work/stale"
+    fi
+    nft_drop_chains "$1"
+    [ ! -s "$STATE/stale" ] || warn "$(wc -l <"$STATE/stale") stale chains stay, empty, until the next run: $(cat "$work/refused")"
+}
+
+# Where the kernel is not ready yet it is asked again, now and at the next run; until then they are empty.
+nft_drop_chains() {
+    if [ ! -s "$1" ] || nft_run "$1"; then return 0; fi
     sleep 1
-    if nft_run "$work/drop"; then return 0; fi
+    if nft_run "$1"; then return 0; fi
     while read -r line; do
         printf '%s\n' "$line" >"$work/one"
         nft_run "$work/one" || grep -q 'No such file' "$work/err" || printf '%s\n' "$line" >>"$STATE/stale"
-    done <"$work/drop"
-    [ ! -s "$STATE/stale" ] || warn "$(wc -l <"$STATE/stale") stale chains stay, empty, until the next run: $(cat "$work/refused")"
+    done <"$1"
 }
 
 # ---------------------------------------------------------------- nftables: mode

@@ -423,7 +423,8 @@ ipvs_plan() {
             print > (out "/servers.add")
             if (known) tell("missing-endpoint", "ipvs", server, $5)
         } else {
-            if (real[server, $5] != "-m -w 1") {
+            rest = substr($0, index($0, " -r ") + 5 + length($5))
+            if (real[server, $5] != rest) {
                 changed_reals++
                 print "-e " substr($0, 4) > (out "/servers.add")
                 tell("changed-endpoint", "ipvs", server, $5 " " real[server, $5])
@@ -542,7 +543,14 @@ ipvs_del() {
     ipvs_tool "$1/sets.del" ipset restore -exist || return 1
 }
 # Sets that no rule of ours asks any more; one that another's rule asks stays.
-ipvs_destroy() { ipvs_tool "$1/sets.destroy" ipset restore -exist; }
+ipvs_destroy() {
+    if ipvs_tool "$1/sets.destroy" ipset restore -exist; then return 0; fi
+    while read -r _ set; do
+        if ipset destroy "$set" 2>"$work/err" || grep -q 'does not exist' "$work/err"; then continue; fi
+        if ! grep -q 'in use' "$work/err"; then ipvs_refused "ipset destroy $set"; return 1; fi
+        warn "set $set stays: it is in use by a rule that is not ours"
+    done <"$1/sets.destroy"
+}
 
 # Feed a file, if it has lines, to a tool. ipvsadm goes on after a line that fails and then forgets about it, so
 # whatever a tool says counts as a failure.
@@ -562,7 +570,7 @@ ipvs_refused() { { printf '%s: ' "$1"; head -n 3 "$work/err" | tr '\n' ' '; } >"
 ipvs_let_go() {
     [ ! -e "$STATE/draining" ] || mv "$STATE/draining" "$work/draining"
     [ -s "$1" ] || return 0
-    looks='' n=0 unknown=0
+    looks='' n=0
     while read -r option server real told; do
         [ "$option" = -t ] || continue
         [ "$told" = 1 ] || printf '%s\n' "-e $option $server -r $real -m -w 0"
@@ -570,19 +578,27 @@ ipvs_let_go() {
         n=$((n + 1))
         [ "$n" -gt 4 ] || looks="$looks $server"
     done <"$1" >"$work/told"
-    # What is gone already cannot be told anything, and need not.
+    # What is gone already cannot be told anything, and need not; whether the others were, the look tells.
     [ ! -s "$work/told" ] || ipvsadm -R <"$work/told" >/dev/null 2>&1 || :
-    # One look at each virtual server concerned, or at all of them.
+    # One look at each virtual server concerned, or at all of them: if they are many, or one cannot be looked at.
+    if [ "$n" -le 4 ]; then for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || n=all; done >"$work/look"; fi
     case $n in
-        0) : >"$work/look" ;;
-        [1-4]) for server in $looks; do ipvsadm -Ln -t "$server" 2>/dev/null || :; done >"$work/look" ;;
-        *) ipvsadm -Ln >"$work/look" 2>/dev/null || unknown=1 ;;
+        [0-4]) ;;
+        *) ipvsadm -Ln >"$work/look" 2>"$work/err" || { ipvs_refused "ipvsadm -Ln"; return 1; } ;;
     esac
-    awk -v draining="$STATE/draining" -v unknown="$unknown" '
-        pass == 1 { if ($1 == "TCP") server = $2; else if ($1 == "->" && $NF + $(NF - 1) > 0) busy["-t", server, $2] = 1; next }
-        !(($1, $2, $3) in busy) && (!unknown || $1 != "-t") { print "-d " $1 " " $2 " -r " $3; next }
-        { print $1 " " $2 " " $3 " 1" > draining }' pass=1 "$work/look" pass=2 "$1" >>"$2" && return 0
-    echo "the real servers that leave cannot be told apart (is $STATE full?)" >"$work/refused"
+    : >"$work/refused"
+    awk -v draining="$STATE/draining" -v refused="$work/refused" '
+        pass == 1 {
+            if ($1 == "TCP") server = $2
+            else if ($1 == "->") { weight["-t", server, $2] = $4; busy["-t", server, $2] = $NF + $(NF - 1) }
+            next
+        }
+        $1 != "-t" { print "-d " $1 " " $2 " -r " $3; next }
+        !(($1, $2, $3) in weight) { next }
+        weight[$1, $2, $3] > 0 { print "ipvsadm -R: real server " $3 " of " $2 " still gets connections" > refused; exit 1 }
+        busy[$1, $2, $3] { print $1 " " $2 " " $3 " 1" > draining; next }
+        { print "-d " $1 " " $2 " -r " $3 }' pass=1 "$work/look" pass=2 "$1" >>"$2" && return 0
+    [ -s "$work/refused" ] || echo "the real servers that leave cannot be told apart (is $STATE full?)" >"$work/refused"
     return 1
 }
 
@@ -661,7 +677,7 @@ ipvs_commit() {
     iptables_carry_out || { ipvs_undo "$work/ipvs"; return 1; }
     : >"$work/let-go"
     if ipvs_let_go "$work/plan.ipvs/leaving" "$work/plan.ipvs/servers.del" && ipvs_del "$work/plan.ipvs"; then
-        ipvs_destroy "$work/plan.ipvs" || warn "sets that should go are still there: $(cat "$work/refused")"
+        ipvs_destroy "$work/plan.ipvs" || left_unfinished "sets that should go are still there: $(cat "$work/refused")"
         return 0
     fi
     ipvs_undo "$work/ipvs" iptables_undo
@@ -676,8 +692,9 @@ ipvs_drain() {
     else return 0
     fi
     as_before=false
-    { ipvs_let_go "$work/leaving" "$work/let-go" && ipvs_tool "$work/let-go" ipvsadm -R; } ||
-        warn "a real server that should go is still there: $(cat "$work/refused")"
+    if ipvs_let_go "$work/leaving" "$work/let-go" && ipvs_tool "$work/let-go" ipvsadm -R; then return 0; fi
+    warn "a real server that should go is still there, the next run will look again: $(cat "$work/refused")"
+    sed 's/1$/0/' "$work/leaving" >"$STATE/draining"
 }
 
 # How many real servers wait for their connections to end, in $draining.

@@ -482,7 +482,7 @@ ipvs_to_record() {
     bundle=$recorded
     ipvs_read
     ipvs_compare
-    if ipvs_commit; then rm -f "$STATE/unsettled"; else left_unfinished "the recorded state could not be put back: $(cat "$work/refused")"; fi
+    if ipvs_commit; then [ -n "$unfinished" ] || rm -f "$STATE/unsettled"; else left_unfinished "the recorded state could not be put back: $(cat "$work/refused")"; fi
     bundle=$delta
     mv "$work/delta.refused" "$work/refused"
 }
