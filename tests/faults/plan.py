@@ -18,7 +18,13 @@ NAMESPACES = {
     "iptables-legacy": ("iptables", "legacy"),
     "nftables": ("nftables", "nft"),
 }
-MODES = (*NAMESPACES, "ipvs")
+SWITCH = "switch"
+MODES = (*NAMESPACES, SWITCH, "ipvs")
+
+
+def site_of(mode: str, directory: Path) -> Site:
+    """A node in a namespace. From one mode to another: those that differ most."""
+    return Site(directory, *NAMESPACES.get(mode, (SWITCH, "nft")))
 
 
 def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterator[Finding]:
@@ -30,11 +36,13 @@ def inject(mode: str, directory: Path, thin: int = 1, shift: int = 0) -> Iterato
             # It has a single node, and so few commands to thin out.
             yield from inject_control(ControlHost(lab, directory / "control", mode), max(1, thin // 4), shift)
         return
-    site = Site(directory / "site", *NAMESPACES[mode])
+    site = site_of(mode, directory / "site")
     try:
         yield from inject_site(site, thin, shift)
     finally:
         site.close()
+    if mode == SWITCH:
+        return
     with Lab(unused_prefix(), 3, iptables=NAMESPACES[mode][1]) as lab:
         yield from inject_control(ControlHost(lab, directory / "control", mode), thin, shift)
 
@@ -52,7 +60,9 @@ def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
         yield from condition(site)
     if site.host.flavour == "legacy":
         yield from conditions.xtables_lock(site)
-    for number, verb in enumerate(("apply", "rollback", "delta", "restore", "cleanup"), shift):
+    for number, verb in enumerate(("apply", "rollback", "delta", "restore", "cleanup", "first"), shift):
+        if verb == "delta" and not site.deltas:
+            continue
         yield from walk(site, verb, "kill-before", stride=1, thin=thin, shift=number)
         yield from walk(site, verb, "kill-after", thin=thin, shift=number)
         yield from walk(site, verb, "failed", stride=3, thin=2 * thin, shift=number)

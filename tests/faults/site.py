@@ -55,23 +55,25 @@ def objects(name: str) -> list[Object]:
 
 
 class Site:
-    """The node; `mode` is iptables or nftables."""
+    """The node; `mode` is iptables or nftables, or switch: then A is of the one, and B of the other."""
 
     def __init__(self, directory: Path, mode: str = "iptables", flavour: str = "nft", shell: str = "dash") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.host = Host(directory, flavour, shell)
         self.mode = mode
         self.steps = Steps(directory / "steps")
+        modes = {"A": "iptables", "B": "nftables"} if mode == "switch" else {"A": mode, "B": mode}
         self.states: dict[str, State] = {
-            name: render(*objects(name), mode=mode, conntrack=NO_SYSCTLS) for name in ("A", "B")
+            name: render(*objects(name), mode=modes[name], conntrack=NO_SYSCTLS) for name in modes
         }
         self.bundles: dict[str, Path] = {}
         self.deltas: dict[str, Path] = {}
-        for name, other in (("A", "B"), ("B", "A")):
+        for name, state in self.states.items():
             self.bundles[name] = directory / f"bundle-{name}"
-            self.deltas[name] = directory / f"delta-{name}"
-            write_bundle(self.states[name], self.bundles[name])
-            write_delta(delta(self.states[other], self.states[name]), self.states[name], self.deltas[name])
+            write_bundle(state, self.bundles[name])
+            if mode != "switch":
+                self.deltas[name] = directory / f"delta-{name}"
+                write_delta(delta(self.states[other(name)], state), state, self.deltas[name])
         self._populate()
         self.views: dict[str, Views] = {NOTHING: self.view()}
         self.all_names: dict[str, set[str]] = {}
@@ -83,7 +85,7 @@ class Site:
 
     @property
     def label(self) -> str:
-        return "nftables" if self.mode == "nftables" else f"iptables-{self.host.flavour}"
+        return f"iptables-{self.host.flavour}" if self.mode == "iptables" else self.mode
 
     def _populate(self) -> None:
         addresses = ["10.244.9.9/32", *(f"10.244.1.{i}/32" for i in range(1, 7))]
@@ -112,8 +114,10 @@ class Site:
 
     def view(self) -> Views:
         """What packets can meet."""
-        if self.mode == "nftables":
-            return nftables_views(self.host.sh("nft list ruleset"))
+        new = nftables_views(self.host.sh("nft list ruleset")) if self.mode != "iptables" else {}
+        return new if self.mode == "nftables" else new | self._iptables_view()
+
+    def _iptables_view(self) -> Views:
         tables = {"ipv4": "/proc/net/ip_tables_names", "ipv6": "/proc/net/ip6_tables_names"}
         saved = {}
         for family, names in tables.items():

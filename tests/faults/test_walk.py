@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults import conditions, table
 from tests.faults.inject import Fault
-from tests.faults.plan import MODES, NAMESPACES, inject
+from tests.faults.plan import MODES, NAMESPACES, SWITCH, inject, site_of
 from tests.faults.site import NOTHING, Site
 from tests.faults.views import halves, iptables_views, member_views, nftables_views
 from tests.faults.walk import Finding, examine, prepare, walk
@@ -27,7 +27,7 @@ THIN = int(os.environ.get("AKP_THIN", "6"))
 @pytest.fixture(scope="module", params=list(NAMESPACES))
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A node of each way to write rules, for all tests of this file."""
-    made = Site(tmp_path_factory.mktemp("site") / "site", *NAMESPACES[request.param])
+    made = site_of(request.param, tmp_path_factory.mktemp("site") / "site")
     yield made
     made.close()
 
@@ -62,6 +62,13 @@ def test_a_tool_that_fails_once_the_new_state_is_in_force_leaves_nothing_of_the_
         move = prepare(site, "apply")
         result = site.run(*move.arguments, fault=Fault("failed", step))
         assert examine(site, move, "failed", f"step {step}, {site.steps.fired}", result).trouble == []
+
+
+@pytest.mark.parametrize("site", [SWITCH], indirect=True)
+@pytest.mark.parametrize(("kind", "thin"), [("kill-before", 12), ("failed", 7)])
+def test_a_mode_takes_over_from_another_or_does_not(site: Site, kind: str, thin: int) -> None:
+    count, bad = trouble(walk(site, "apply", kind, stride=1, thin=thin))
+    assert (count > 0, bad) == (True, [])
 
 
 def test_two_carriers_take_turns(site: Site) -> None:

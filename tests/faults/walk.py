@@ -15,7 +15,7 @@ from tests.faults.site import NOTHING, Site, answer_of, other
 from tests.faults.views import halves
 from tests.node.host import Result
 
-VERBS = ("apply", "delta", "rollback", "restore", "cleanup")
+VERBS = ("apply", "delta", "rollback", "restore", "cleanup", "first")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ def prepare(site: Site, verb: str) -> Move:
         site.go(name)
         site.flush()
         return Move(verb, ("restore",), NOTHING, name)
+    if verb == "first":
+        site.host.akp("cleanup")
+        site.current = NOTHING
+        return Move(verb, ("apply", str(site.bundles["A"])), NOTHING, "A")
     if site.current == NOTHING:
         site.go("A")
     here = site.current

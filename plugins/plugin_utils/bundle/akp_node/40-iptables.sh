@@ -121,10 +121,10 @@ in_sandbox() { has unshare && unshare -n "$@" >/dev/null 2>&1; }
 iptables_inventory() {
     case $1 in 4) f=ip ;; 6) f=ip6 ;; esac
     if has nft; then
-        nft list chains "$f" 2>/dev/null | awk '
+        nft list chains "$f" >"$work/chains" 2>/dev/null && awk '
             $1 == "table" { t = $3; print t }
             $1 == "chain" { c = $2 }
-            $1 == "type" { print t, c }'
+            $1 == "type" { print t, c }' "$work/chains"
     else
         # Without nft built-in chains cannot be told from their absence: those of a table count as there.
         awk '/^\*/ { t = substr($1, 2); print t } /^:/ && $2 != "-" { print t, substr($1, 2) }' "$work/actual.$1"
@@ -405,7 +405,7 @@ iptables_undo() {
     trap '' HUP INT TERM
     mv "$work/refused" "$work/reason"
     for fam in $FAMILIES; do
-        iptables_owned <"$work/actual.$fam" >"$work/old.$fam"
+        iptables_owned <"$work/actual.$fam" >"$work/old.$fam" || { left_unfinished "ipv$fam could not be put back"; continue; }
         iptables_save "$fam" >"$work/now.$fam" || { left_unfinished "ipv$fam could not be read to put it back"; continue; }
         iptables_plan "$work/now.$fam" "$work/old.$fam" "$work/undo.$fam" own || { left_unfinished "ipv$fam could not be put back"; continue; }
         for part in stage switch drop; do
@@ -413,31 +413,40 @@ iptables_undo() {
                 left_unfinished "ipv$fam could not be put back: $(cat "$work/refused")"
         done
     done
-    [ -z "$remembered" ] || iptables_drop_tables
+    if [ -n "$remembered" ] || [ "$r_mode" != "$mode" ]; then iptables_drop_tables; fi
     mv "$work/reason" "$work/refused"
 }
 
-# Remove tables and built-in chains that were not there before the first apply and hold nothing (nft back end).
+# Remove tables and built-in chains that were not there before the first apply and hold nothing (nft back end). What a
+# tool could not do is tried once more.
 iptables_drop_tables() {
     if [ "$flavour" != nft ] || [ ! -e "$STATE/before/tables.4" ]; then return 0; fi
     for fam in $FAMILIES; do
-        case $fam in 4) f=ip ;; 6) f=ip6 ;; esac
         ipt "$fam"
         has "$ipt" || continue
-        iptables_inventory "$fam" >"$work/inventory"
-        for t in mangle filter nat; do
-            grep -q -x "$t" "$work/inventory" || continue
-            sed -n "s/^$t \([A-Z]*\)\$/\1/p" "$work/inventory" | while read -r c; do
-                grep -q -x "$t $c" "$STATE/before/tables.$fam" && continue
-                # One that cannot be read is not empty, and a policy is somebody's. Not by nft, which would delete a chain with
-                # all the rules that came to it meanwhile.
-                [ "$("$ipt" -t "$t" -S "$c" 2>/dev/null)" != "-P $c ACCEPT" ] || "$ipt" -t "$t" -X "$c" 2>/dev/null || :
-            done
-            # An empty table is two lines; one with anything in it is not deleted.
-            if has nft && ! grep -q -x "$t" "$STATE/before/tables.$fam" && [ "$(nft list table "$f" "$t" 2>/dev/null | wc -l)" -eq 2 ]; then
-                nft delete table "$f" "$t" 2>/dev/null || :
-            fi
+        for try in 1 2 3; do
+            iptables_inventory "$fam" >"$work/inventory" || continue
+            awk 'pass == 1 { was[$0] = 1; next } $1 ~ /^(mangle|filter|nat)$/ && !($0 in was)' \
+                pass=1 "$STATE/before/tables.$fam" pass=2 "$work/inventory" >"$work/surplus" || continue
+            if [ ! -s "$work/surplus" ] || [ "$try" = 3 ]; then break; fi
+            iptables_drop_surplus "$fam"
         done
     done
 }
 
+# Of what $work/surplus names, what is empty. One that cannot be read is not, and a policy is somebody's.
+iptables_drop_surplus() {
+    case $1 in 4) f=ip ;; 6) f=ip6 ;; esac
+    tables=
+    while read -r t c; do
+        # Not by nft, which would delete a chain with all the rules that came to it meanwhile.
+        if [ -z "$c" ]; then tables="$tables $t"
+        elif [ "$("$ipt" -t "$t" -S "$c" 2>/dev/null)" = "-P $c ACCEPT" ]; then "$ipt" -t "$t" -X "$c" 2>/dev/null || :
+        fi
+    done <"$work/surplus"
+    # An empty table is two lines; one with anything in it is not deleted.
+    has nft || return 0
+    for t in $tables; do
+        [ "$(nft list table "$f" "$t" 2>/dev/null | wc -l)" -ne 2 ] || nft delete table "$f" "$t" 2>/dev/null || :
+    done
+}

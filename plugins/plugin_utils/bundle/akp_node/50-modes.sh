@@ -163,7 +163,7 @@ iptables_remember() {
     for fam in $FAMILIES; do
         : >"$1/firewall.$fam"
         : >"$1/tables.$fam"
-        [ "$flavour" != nft ] || iptables_inventory "$fam" >"$1/tables.$fam"
+        [ "$flavour" != nft ] || iptables_inventory "$fam" >"$1/tables.$fam" || die 4 "the tables of ipv$fam cannot be read"
         [ -s "$work/actual.$fam" ] || continue
         iptables_firewall <"$work/actual.$fam" >"$1/firewall.$fam"
     done

@@ -203,7 +203,12 @@ nft_run() {
 nft_marker() { nft list table "$1" kube-proxy-generation 2>/dev/null | sed -n 's/^[[:space:]]*comment "\([0-9a-f]*\)"$/\1/p'; }
 
 # Is there a table kube-proxy? Asked by pretending to delete it, which lists nothing.
-nft_table_exists() { nft -c delete table "$1" kube-proxy 2>/dev/null; }
+nft_table_exists() {
+    said=$(nft -c delete table "$1" kube-proxy 2>&1) && return 0
+    case $said in *'No such file'*) return 1 ;; esac
+    # Neither yes nor no: once more.
+    nft -c delete table "$1" kube-proxy 2>/dev/null
+}
 
 nft_tables_exist() { has nft && { nft_table_exists ip || nft_table_exists ip6; }; }
 

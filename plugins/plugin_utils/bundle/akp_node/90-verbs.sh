@@ -80,7 +80,12 @@ leave_other_modes() {
     for flavour in nft legacy; do
         flavour_present "$flavour" || continue
         for fam in $FAMILIES; do iptables_save "$fam" >"$work/actual.$fam"; done
-        chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || continue
+        found=$(chains_of "$work/actual.4" "$work/actual.6") || found=ours
+        case $found in
+            *ours*) ;;
+            # A run that was cut short may have come as far as this.
+            *) iptables_drop_tables; continue ;;
+        esac
         iptables_remove || left_unfinished "the chains of another mode could not be removed from iptables-$flavour: $(cat "$work/refused")"
         changed=true
     done
