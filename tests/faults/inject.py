@@ -50,6 +50,7 @@ if [ "$n" = "$AKP_FAULT_STEP" ]; then
         hangup) kill -s HUP -- "-$AKP_FAULT_GROUP" ;;
         failed) echo "{name}: Cannot allocate memory" >&2; exit 1 ;;
         killed) exit 137 ;;
+        killed-after) {real} "$@" || :; exit 137 ;;
     esac
 fi
 exec {real} "$@"
@@ -60,7 +61,7 @@ exec {real} "$@"
 class Fault:
     """What happens at a step."""
 
-    kind: str  # kill-before, kill-after, hangup: the program; session: its sshd; failed, killed: the tool
+    kind: str  # kill-before, kill-after, hangup: the program; session: its sshd; failed, killed, killed-after: the tool
     step: int
 
 
