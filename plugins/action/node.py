@@ -137,16 +137,18 @@ class ActionModule(RemoteAction):
         except (AnsibleError, NoAnswer) as error:
             message = str(error) if isinstance(error, NoAnswer) else error.message
             self._work.note(phase, self._host, {**watch.fields(), "failed": message})
-            self._audit({**self._generations(same=isinstance(error, _AsBefore)), "error": message})
-            raise AnsibleActionFail(message) from None  # what it came from would be printed once more
+            told = self._audit({**self._generations(same=isinstance(error, _AsBefore)), "error": message})
+            # What it came from would be printed once more.
+            raise AnsibleActionFail(message, result={"ledger": told}) from None
         if options["command"] and options["keep"] not in (0, _KEPT):
             result["warnings"] = [*result.get("warnings", ()), _NOT_SENT]
         noted = {} if phase == "ask" else {key: value for key, value in result.items() if key != "diff"}
         self._work.note(phase, self._host, {**watch.fields(), **noted})
         # What somebody else has to confirm is entered when he does: until then the node may go back.
+        told = ""
         if result["changed"] and not result.get("confirm"):
-            self._audit({"before": result.get("previous"), "after": result.get("generation")})
-        return result
+            told = self._audit({"before": result.get("previous"), "after": result.get("generation")})
+        return {**result, "ledger": told}
 
     # Whether something was sent that may have changed the node.
     _tried = False
@@ -162,15 +164,16 @@ class ActionModule(RemoteAction):
             before = answered["status"].get("generation")
         return {"before": before, **({"after": before} if same else {})}
 
-    def _audit(self, fields: Mapping[str, Any]) -> None:
-        """What became of the node, for the ledger; questions and rehearsals are not worth an entry."""
+    def _audit(self, fields: Mapping[str, Any]) -> str:
+        """What became of the node, for the ledger, and where it is there; questions and rehearsals are not worth an entry."""
         if self.check or not self._tried:
-            return
+            return ""
         result = "failed" if "error" in fields else "changed"
         entry = {"node": self._name, **fields, "result": result}
         auditor = TaskAuditor(self._work, self._options["ledger"], self.task_vars)
         action = _ACTIONS[self._options["state"]]
         auditor.write(action, "failed" if "error" in fields else "ok", {self._host: entry})
+        return auditor.told
 
     # -- states
 

@@ -325,6 +325,11 @@ changes:
       description: What changed about it.
       type: list
       elements: str
+ledger:
+  description: Where the entry about this is in the ledger, as file, number and head; empty if none was written.
+  type: str
+  returned: success, and where the node could not be changed
+  sample: "ledger: /home/alice/.akp/production/ledger.jsonl, entry 2, head 4c1b9f8d"
 seconds:
   description: How long the node worked.
   type: float

@@ -331,6 +331,7 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
     assert [kernel(node) for node in nodes.nodes] == before
     last = entries(tmp_path)[-1]
     assert (last["action"], list(last["nodes"])) == ("heal", ["n2"])
+    assert f"entry {last['number']}, head {last['hash']}" in healed.output
 
 
 def test_a_node_that_has_nothing_any_more_is_found_out_and_healed(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
@@ -362,5 +363,7 @@ def test_a_node_that_has_nothing_any_more_is_found_out_and_healed(nodes: Lab, in
     helpless = playbook(*heal, check=False)
     assert "n2 has lost generation" in helpless.output
     assert "a run of sync_services gives it what it shall have now" in " ".join(helpless.output.split())
-    playbook("cleanup-services", inventory, tmp_path)
+    cleaned = playbook("cleanup-services", inventory, tmp_path)
+    last = entries(tmp_path)[-1]
+    assert f"entry {last['number']}, head {last['hash']}" in cleaned.output
     assert playbook("verify-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)
