@@ -165,7 +165,7 @@ class ActionModule(RemoteAction):
         return {"before": before, **({"after": before} if same else {})}
 
     def _audit(self, fields: Mapping[str, Any]) -> str:
-        """What became of the node, for the ledger, and where it is there; questions and rehearsals are not worth an entry."""
+        """Enter what became of the node, and say where that is; questions and rehearsals are not worth an entry."""
         if self.check or not self._tried:
             return ""
         result = "failed" if "error" in fields else "changed"
