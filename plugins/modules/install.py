@@ -79,7 +79,9 @@ options:
     type: str
     default: /etc/akp
   then:
-    description: Shell commands to run there if something changed, for instance C(systemctl daemon-reload).
+    description:
+      - Shell commands to run there if something changed, for instance C(systemctl daemon-reload).
+      - C(sh "$d/akp-node") is the node program of this collection, which need not be installed for that.
     type: str
     default: ""
   command:

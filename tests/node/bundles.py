@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -168,6 +169,16 @@ def write(directory: Path, files: Mapping[str, str], **fields: str) -> Path:
     (directory / "manifest.json").write_text(
         manifest_text({**manifest, "files": {name: sha256(text) for name, text in contents.items()}})
     )
+    return directory
+
+
+def replace_file(directory: Path, name: str, text: str) -> Path:
+    """The bundle with another text in a file, and a manifest that fits it."""
+    (directory / name).write_text(text)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["apiVersion"], manifest["digest"]
+    manifest["files"][name] = sha256(text)
+    (directory / "manifest.json").write_text(manifest_text(manifest))
     return directory
 
 

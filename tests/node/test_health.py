@@ -16,7 +16,7 @@ import pytest
 from tests.controlplane import netns
 
 from . import health
-from .bundles import write
+from .bundles import replace_file, write
 from .health import PORT, asked, bundle, change, over_tcp, request, service, shop, state, systemd, until_listening
 from .host import Host
 
@@ -252,9 +252,12 @@ def test_socket_units_follow_the_services(new_host: Callable[..., Host], tmp_pat
             health.resets(host.name, "127.0.0.1", PORT)
         assert running.systemctl("is-active", f"akp-health@{PORT}.socket") == "active\n"
 
-        # The first one goes.
-        assert apply(bundle(tmp_path / "third", state(service("cart", PORT + 1)))) == []
+        # The first one goes. What systemd starts is the program that applied it, whatever the bundle brings.
+        third = bundle(tmp_path / "third", state(service("cart", PORT + 1)))
+        replace_file(third, "akp-node", "#!/bin/sh\ntouch /tmp/escaped\n")
+        assert apply(third) == []
         until_listening(host.name, "127.0.0.1", PORT, wanted=False)
+        assert (host.state / "akp-node").read_text() == health.PROGRAM.read_text()
         assert units() == [f"akp-health@{PORT + 1}.socket", "akp-healthz.socket"]
 
         # After a reboot /run is empty, and nothing in the kernel has changed.

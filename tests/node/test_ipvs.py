@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State
-from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
 from agentless_kube_proxy.cluster.objects import SCHEDULERS
 from agentless_kube_proxy.proxy.config import with_schedulers
 
 from tests.lab import Lab
 from tests.lab.place import REFUSED, Connection, Reply
 from tests.lab.program import PROGRAM
+from tests.node.bundles import replace_file
 from tests.node.ipvs import SYSCTLS, World, generation, rules, wanted
 from tests.unit.build import Object, endpoint, node, port, service, slice_of, view
 
@@ -492,7 +492,7 @@ def test_what_the_kernel_refuses_is_undone(world: World) -> None:
     before = world.kernel()
     bad = world.bundle(world.state(*world.web(5, "near"), *world.web(6, *ALL), *world.web(7, *ALL)))
     made = "create KUBE-6-IPVS-IPS hash:ip family inet6 hashsize 1024 maxelem "
-    spoil(bad, "ipset.rules", (bad / "ipset.rules").read_text().replace(f"{made}65536", f"{made}1"))
+    replace_file(bad, "ipset.rules", (bad / "ipset.rules").read_text().replace(f"{made}65536", f"{made}1"))
     refused = world.akp("apply", bad)
     assert (refused.code, "ipset restore" in refused.json["error"]) == (4, True)
     assert ("the old state is back" in refused.json["error"], refused.json["asBefore"]) == (True, True)
@@ -607,15 +607,6 @@ def test_a_set_that_should_go_and_does_not_is_said_and_goes_with_the_next_run(cl
     world.apply(new)
     assert "KUBE-6-" not in world.sh("ipset list -n")
     assert world.status()["drift"] == 0
-
-
-def spoil(bundle: Path, name: str, text: str) -> None:
-    """Changes a file of a bundle, and its manifest with it."""
-    (bundle / name).write_text(text)
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    del manifest["apiVersion"], manifest["digest"]
-    manifest["files"][name] = sha256(text)
-    (bundle / "manifest.json").write_text(manifest_text(manifest))
 
 
 def test_a_delta_for_another_generation_is_not_taken_and_a_run_that_was_killed_is_completed(world: World) -> None:

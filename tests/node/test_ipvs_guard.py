@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy.backends.state import State, delta
-from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
+from agentless_kube_proxy.bundle.manifest import manifest_text
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
+from tests.node.bundles import replace_file
 from tests.node.host import Host
 from tests.node.test_faults import hiding
 from tests.node.test_guard import refusal
@@ -55,12 +56,7 @@ def edit(bundle: Path, name: str, change: Callable[[str], str]) -> Path:
     text = (bundle / name).read_text()
     changed = change(text)
     assert changed != text
-    (bundle / name).write_text(changed)
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    del manifest["apiVersion"], manifest["digest"]
-    manifest["files"][name] = sha256(changed)
-    (bundle / "manifest.json").write_text(manifest_text(manifest))
-    return bundle
+    return replace_file(bundle, name, changed)
 
 
 def swap(old: str, new: str) -> Callable[[str], str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
 
+from tests.node.bundles import replace_file
 from tests.node.host import Host
 from tests.node.nftables import shop, state, write, write_change
 from tests.unit.build import service, slice_of
@@ -32,12 +31,7 @@ def changed(directory: Path, edit: Callable[[str], str]) -> Path:
     file = write(MADE, directory) / "nftables.nft"
     text = edit(file.read_text())
     assert text != file.read_text()
-    file.write_text(text)
-    manifest = json.loads((directory / "manifest.json").read_text())
-    manifest["files"]["nftables.nft"] = sha256(text)
-    del manifest["apiVersion"], manifest["digest"]
-    (directory / "manifest.json").write_text(manifest_text(manifest))
-    return directory
+    return replace_file(directory, file.name, text)
 
 
 def refusal(host: Host, bundle: Path) -> str:

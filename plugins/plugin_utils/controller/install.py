@@ -96,14 +96,13 @@ class Install:
     program: bool | None = None  # True: shall be there; False: shall not; None: whatever
     program_path: str = INSTALLED
     etc_dir: str = ETC_DIR
-    then: str = ""  # shell, run if anything changed
+    then: str = ""  # shell, run if anything changed; "$d/akp-node" is the program
 
     def command(self, *, dry_run: bool) -> Command:
         """The command that makes it so."""
-        files: list[tuple[str, bytes]] = []
+        files: list[tuple[str, bytes]] = [(PROGRAM, node_program().encode())]
         steps: list[str] = []
         if self.program:
-            files.append((PROGRAM, node_program().encode()))
             steps.append(f"put {PROGRAM} {_path(self.program_path)} 0755")
         for number, each in enumerate(self.files):
             path = _path(each.path)

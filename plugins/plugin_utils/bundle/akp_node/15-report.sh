@@ -159,6 +159,9 @@ leave() {
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
+# Is $0 this program, or the shell that was given it on stdin?
+runs_from_file() { [ -f "$0" ] && grep -q '^# akp-node - ' "$0"; }
+
 # Refuse (3) when a tool is missing, naming the package that brings it.
 need() { has "$1" || die 3 "missing tool: $1 (package $2)"; }
 

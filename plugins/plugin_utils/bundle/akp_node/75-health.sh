@@ -227,10 +227,10 @@ health_units() {
         service_unit healthz >"$1/akp-healthz@.service"
     fi
     service_unit %i >"$1/akp-health@.service"
-    # The program as it came with the bundle: nothing need be installed. Deltas and what is pulled come without, and are
-    # applied by one that is there.
-    for program in "$bundle/akp-node" "$STATE/bundles/$r_digest/akp-node" "$0"; do [ ! -f "$program" ] || break; done
-    cmp -s "$program" "$STATE/akp-node" || { cp "$program" "$STATE/akp-node.new" && mv "$STATE/akp-node.new" "$STATE/akp-node"; }
+    # The program that runs here, and none that a bundle brings: what systemd starts, nobody has looked at. Nothing need be
+    # installed for that.
+    if ! runs_from_file; then [ -f "$STATE/akp-node" ]; return; fi
+    cmp -s "$0" "$STATE/akp-node" || { cp "$0" "$STATE/akp-node.new" && mv "$STATE/akp-node.new" "$STATE/akp-node"; }
 }
 
 # What all sockets have. A limit on triggers would end a socket that is asked too often; one on connections does not.

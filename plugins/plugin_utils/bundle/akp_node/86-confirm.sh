@@ -52,7 +52,7 @@ confirm_arm() {
         armed=$(unconfirmed token)
         return 0
     fi
-    if [ ! -f "$0" ] || ! grep -q '^# akp-node - ' "$0"; then confirm_cannot "the program was not started from a file"; fi
+    runs_from_file || confirm_cannot "the program was not started from a file"
     if [ -f "$STATE/unconfirmed" ]; then
         back=$(unconfirmed previous)
         rearmed=1

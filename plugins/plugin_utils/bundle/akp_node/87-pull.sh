@@ -20,7 +20,7 @@ verb_pull() {
         /*) ;;
         *) die 2 "$ETC/node.conf: url \"$url\" is not one of http://, https://, file:/// or a path" ;;
     esac
-    [ -r "$0" ] || die 2 "pull runs from a file only: install the program, e.g. as /usr/local/sbin/akp-node"
+    runs_from_file || die 2 "pull runs from a file only: install the program, e.g. as /usr/local/sbin/akp-node"
     me=$(this_node)
     case $me in '' | .* | *[!A-Za-z0-9._-]*) die 2 "\"$me\" is no name of a node, set it in $ETC/node.conf: node NAME" ;; esac
     # The same for every poll of a node and another for each node: polls spread, and stay a period apart.

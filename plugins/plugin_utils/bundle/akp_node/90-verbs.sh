@@ -12,6 +12,7 @@ verb_apply() {
     lock
     confirm_turn
     check_age
+    automation_still_suffices
     settle store
     previous=$r_generation
     flavour=$r_flavour
