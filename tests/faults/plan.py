@@ -10,7 +10,7 @@ from tests.faults import conditions
 from tests.faults.control import ControlHost, control_faults, session_faults
 from tests.faults.site import Site
 from tests.faults.uml import LabSite, sessions
-from tests.faults.walk import VERBS, Finding, walk
+from tests.faults.walk import VERBS, WITH_DELTAS, Finding, walk
 from tests.lab import Lab
 
 NAMESPACES = {
@@ -60,8 +60,8 @@ def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
         yield from condition(site)
     if site.host.flavour == "legacy":
         yield from conditions.xtables_lock(site)
-    for number, verb in enumerate(("apply", "rollback", "delta", "restore", "cleanup", "first"), shift):
-        if verb == "delta" and not site.deltas:
+    for number, verb in enumerate(VERBS, shift):
+        if verb in WITH_DELTAS and not site.deltas:
             continue
         yield from walk(site, verb, "kill-before", stride=1, thin=thin, shift=number)
         yield from walk(site, verb, "kill-after", thin=thin, shift=number)

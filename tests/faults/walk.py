@@ -15,7 +15,9 @@ from tests.faults.site import NOTHING, Site, answer_of, other
 from tests.faults.views import halves
 from tests.node.host import Result
 
-VERBS = ("apply", "delta", "rollback", "restore", "cleanup", "first")
+# Beside those of the program: apply --verify; apply and rollback where deltas have to be made whole; a first apply.
+VERBS = ("apply", "verify", "delta", "rollback", "settle", "return", "restore", "cleanup", "first")
+WITH_DELTAS = ("delta", "settle", "return")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ def prepare(site: Site, verb: str) -> Move:
     if verb == "cleanup":
         return Move(verb, ("cleanup",), here, NOTHING)
     there = other(here)
+    if verb in ("settle", "return"):
+        site.go(there)
+        site.host.apply(site.deltas[here])
+        return Move(verb, ("apply", str(site.bundles[there])) if verb == "settle" else ("rollback",), here, there)
+    if verb == "verify":
+        return Move(verb, ("apply", "--verify", str(site.bundles[there])), here, there)
     if verb == "rollback":
         if site.host.akp("status").json["kept"][-2:] != [site.states[there].generation, site.states[here].generation]:
             site.go(there)

@@ -14,6 +14,7 @@ from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.lab.program import PROGRAM
+from tests.node.bundles import replace_file
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
 from tests.unit.build import node, port, render, service, slice_of
@@ -328,3 +329,12 @@ def test_cleanup_after_deltas_leaves_nothing(host: Host, tmp_path: Path) -> None
     assert host.akp("cleanup").json["changed"] is True
     assert host.kernel() == before
     assert not host.state.exists()
+
+
+def test_a_delta_does_not_write_a_chain_that_kubelet_may_fill(nft_host: Host, tmp_path: Path) -> None:
+    old, new = shop(nft_host, "10.244.1.1"), shop(nft_host, "10.244.1.2")
+    nft_host.apply(write(old, tmp_path / "old"))
+    made = change(old, new, tmp_path / "new")
+    text = (made / "iptables.rules").read_text().replace("*filter\n", "*filter\n:KUBE-FIREWALL - [0:0]\n", 1)
+    result = nft_host.akp("apply", replace_file(made, "iptables.rules", text))
+    assert (result.code, "a delta does not write KUBE-FIREWALL" in result.json["error"]) == (2, True)

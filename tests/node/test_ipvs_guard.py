@@ -82,6 +82,7 @@ CASES = {
     "a rule in a built-in chain": ("iptables.rules", before_marker("-A INPUT -j ACCEPT"), "chain INPUT in table filter is not ours"),
     "a jump of another mode": ("iptables.rules", swap('-I INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT', "-I INPUT -j KUBE-NODE-PORT"), "not a jump rule of kube-proxy in table filter"),
     "a jump twice": ("iptables.rules", swap("-I FORWARD", '-I FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD\n-I FORWARD'), "a jump rule twice"),
+    "a word that stands for a mark": ("iptables.rules", swap("0x4000/0x4000 -j ACCEPT", "MARK/MARK -j ACCEPT"), "not a rule that belongs in KUBE-FORWARD"),
     "another marker": ("iptables.rules", swap("-A KUBE-PROXY-GENERATION -m comment --comment ", "-A KUBE-PROXY-GENERATION -m comment --comment 0"), "the marker is not the generation of the manifest"),
     "another table": ("iptables.rules", swap("*nat", "*raw"), "table raw is not ours"),
     "no end": ("ip6tables.rules", lambda text: text.rpartition("COMMIT")[0], "has no COMMIT"),
@@ -96,6 +97,7 @@ CASES = {
     "an entry of another shape": ("ipset.rules", swap("add KUBE-CLUSTER-IP 10.96.7.7,tcp:80", "add KUBE-CLUSTER-IP 10.96.7.7"), "not an entry of a set of type hash:ip,port"),
     "an entry of the other family": ("ipset.rules", swap("add KUBE-CLUSTER-IP 10.96.7.7,tcp:80", "add KUBE-CLUSTER-IP fd00::1,tcp:80"), "not an entry of a set of type hash:ip,port"),
     "a system port as a health check": ("ipset.rules", swap("add KUBE-HEALTH-CHECK-NODE-PORT 32000", "add KUBE-HEALTH-CHECK-NODE-PORT 22"), "health check port 22 is not one of 1024-65535"),
+    "a port that begins with a 0": ("ipset.rules", swap("add KUBE-HEALTH-CHECK-NODE-PORT 32000", "add KUBE-HEALTH-CHECK-NODE-PORT 01174"), "not an entry of a set of type bitmap:port"),
     "a flush": ("ipset.rules", add("flush"), "not a line of ipset.rules"),
     "a deletion": ("ipset.rules", add("del KUBE-IPVS-IPS 10.96.7.7"), "not a line of ipset.rules"),
     # ipvsadm

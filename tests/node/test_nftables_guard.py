@@ -88,6 +88,8 @@ FORBIDDEN = {
     "a word that is no address": (more("add element ip kube-proxy cluster-ips { example }"), NOT_KUBE_PROXY),
     "a comment that ends early": (swap('comment "shop/cart', 'comment "x" : accept, "'), NOT_KUBE_PROXY),
     "a comment that is too long": (swap('comment "shop/cart', f'comment "{"x" * 130}'), NOT_KUBE_PROXY),
+    "a mark of every bit": (swap("0x00004000", "0xffffffff"), NOT_KUBE_PROXY),
+    "a word that stands for an address": (more("add element ip kube-proxy cluster-ips { ADDR }"), NOT_KUBE_PROXY),
     "a mark of another length": (swap("0x00004000", "0x4000"), NOT_KUBE_PROXY),
     "another loopback": (swap("ip6 daddr != ::1", "ip6 daddr != fd00::1"), NOT_KUBE_PROXY),
     "another marker": (

@@ -157,6 +157,12 @@ leave() {
     esac
 }
 
+# Is there room in the work directory? Some tools do not say that what they wrote was cut short.
+room() {
+    (printf '%65536s' '' >"$work/room") 2>/dev/null || return 1
+    : >"$work/room"
+}
+
 has() { command -v "$1" >/dev/null 2>&1; }
 
 # Is $0 this program, or the shell that was given it on stdin?

@@ -34,6 +34,7 @@ open_bundle() {
     # shellcheck disable=SC2086
     actual=$(cd "$bundle" && sha256sum ../manifest $names 2>/dev/null) || :
     manifest=$bundle/manifest.json
+    [ -n "$actual" ] || die 3 "the digests cannot be computed (sha256sum failed)"
 
     is_hex64 "$digest" || die 2 "manifest.json: no digest"
     case $actual in "$digest  ../manifest"*) ;; *) die 2 "manifest.json: the digest does not match, the file was changed" ;; esac
@@ -160,7 +161,10 @@ rules_file() {
 # Check all files of the bundle; end with 2, naming file, line and reason.
 guard() {
     # For some awks a line ends there, for the tool that reads it next it may not.
-    [ -z "$blind" ] || cat "$bundle"/*.* | tr -c -d '\000' | cmp -s - /dev/null || die 2 "a file of the bundle has a byte that is no text"
+    if [ -n "$blind" ]; then
+        { cat "$bundle"/*.* >"$work/bytes" && tr -c -d '\000' <"$work/bytes" >"$work/nulls"; } || die 3 "the bundle cannot be looked at (is ${TMPDIR:-/tmp} full?)"
+        [ ! -s "$work/nulls" ] || die 2 "a file of the bundle has a byte that is no text"
+    fi
     "${mode}_guard"
     guard_lines services.jsonl '!/^\{.*\}$/ { refuse("not a line of JSON") }'
     guard_lines sysctls.conf '
@@ -314,6 +318,8 @@ guard_iptables() {
         if (t == "") refuse("a chain outside a table")
         c = substr($1, 2)
         if (!is_owned(t, c)) refuse("chain " c " in table " t " is not ours")
+        # It is loaded as it stands, and kubelet may have filled that chain.
+        if (DELTA && c == "KUBE-FIREWALL") refuse("a delta does not write KUBE-FIREWALL")
         if ($0 != ":" c " - [0:0]") refuse("not a line \":CHAIN - [0:0]\": " $0)
         if ((t, c) in declared) refuse("chain " c " is declared twice")
         declared[t, c] = 1

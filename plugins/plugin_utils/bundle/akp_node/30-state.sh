@@ -95,12 +95,10 @@ keep_bundle() {
 record() {
     replaced=$r_digest
     case $verb in
-        rollback | restore | undo) grep -q "^$digest " "$STATE/history" 2>/dev/null || add_history "$digest" "$generation" ;;
+        rollback | restore | undo) in_history "$digest" || add_history "$digest" "$generation" ;;
         *)
             # What is replaced is what a rollback goes back to, also if that was older than others.
-            if [ -n "$replaced" ] && [ "$replaced" != "$digest" ] && grep -q "^$replaced " "$STATE/history" 2>/dev/null; then
-                add_history "$replaced" "$previous"
-            fi
+            if [ -n "$replaced" ] && [ "$replaced" != "$digest" ] && in_history "$replaced"; then add_history "$replaced" "$previous"; fi
             add_history "$digest" "$generation"
             ;;
     esac
@@ -112,14 +110,29 @@ record() {
     prune_bundles "$digest"
 }
 
-# The generations of the kept bundles, quoted, the oldest first.
+# Is bundle $1 one of the kept ones? By the shell itself: a tool that fails would say no.
+in_history() {
+    [ -e "$STATE/history" ] || return 1
+    while read -r d _; do [ "$d" != "$1" ] || return 0; done <"$STATE/history"
+    return 1
+}
+
+# The generations that a rollback can go to and the applied one, quoted, the oldest first.
 kept_generations() {
     [ -f "$STATE/history" ] || return 0
+    set --
+    while read -r _ kept; do set -- "$@" "$kept"; done <"$STATE/history"
+    i=1
+    while [ "$i" -le "${r_deltas:-0}" ]; do
+        set -- "$@" "$(value_in "$STATE/deltas/$i/manifest.json" generation)"
+        i=$((i + 1))
+    done
     comma=
-    while read -r _ kept; do
+    for kept; do
+        [ $# -le "$KEEP" ] || { shift; continue; }
         printf '%s"%s"' "$comma" "$kept"
         comma=', '
-    done <"$STATE/history"
+    done
 }
 
 # What is applied: generation, made of bundle $1 and $2 deltas.

@@ -101,7 +101,7 @@ iptables_read() {
 family_works() {
     ipt "$1" restore
     has "$ipt" || return 1
-    if [ -s "$work/actual.$1" ] && grep -q '^\*nat$' "$work/actual.$1"; then return 0; fi
+    if in_rules "$1" '^\*nat$'; then return 0; fi
     ipt "$1"
     if in_sandbox "$ipt" -t nat -N AKP-PROBE; then return 0; fi
     ! in_sandbox true
@@ -321,7 +321,8 @@ iptables_plan() {
     [ $# -eq 0 ] || awk '
         t != table { if (table != "") print "COMMIT"; table = t; print "*" t }
         { print }
-        END { print "COMMIT" }' "$@" >"$plan/switch"
+        END { print "COMMIT" }' "$@" >"$plan/switch" || return 1
+    room
 }
 
 # True when a plan has something to do.
@@ -339,24 +340,32 @@ iptables_owned() {
         /^COMMIT/ { while (n > 0) print back[n--]; print }'
 }
 
-# KUBE-FIREWALL and the jumps to it as wanted text, if it is there.
+# KUBE-FIREWALL and the jumps to it as wanted text, if it is there, of the iptables-save text $1.
 iptables_firewall() {
-    iptables_owned | awk '
+    iptables_owned <"$1" >"$work/owned" && awk '
         /^\*/ { inside = $0 == "*filter" }
         !inside { next }
         /^:/ { if ($1 == ":KUBE-FIREWALL") { found = 1; print "*filter\n" $0 } ; next }
         /^-A KUBE-FIREWALL / || / -j KUBE-FIREWALL$/ { if (found) print }
-        END { if (found) print "COMMIT" }'
+        END { if (found) print "COMMIT" }' "$work/owned"
 }
 
-kubelet_here() { [ -s "$work/actual.$1" ] && grep -q -E '^:KUBE-(KUBELET-CANARY|IPTABLES-HINT) ' "$work/actual.$1"; }
+kubelet_here() { in_rules "$1" '^:KUBE-(KUBELET-CANARY|IPTABLES-HINT) '; }
+
+# Has the kernel, of family $1, a line like $2? A look that fails is neither yes nor no: then the run ends.
+in_rules() {
+    [ -s "$work/actual.$1" ] || return 1
+    grep -q -E "$2" "$work/actual.$1" && return 0
+    [ $? -eq 1 ] || die 4 "the rules of ipv$1 cannot be searched, nothing was changed"
+    return 1
+}
 
 # Whose is KUBE-FIREWALL, in $owner: kubelet's ("keep") when kubelet is here or the chain was before us.
 firewall_owner() {
     owner=keep
     if kubelet_here "$1"; then return 0; fi
     if [ -e "$STATE/before/iptables" ]; then [ -s "$STATE/before/firewall.$1" ] || owner=own
-    elif ! grep -q '^:KUBE-FIREWALL ' "$work/actual.$1"; then owner=own
+    elif ! in_rules "$1" '^:KUBE-FIREWALL '; then owner=own
     fi
 }
 
@@ -379,8 +388,7 @@ iptables_restore() {
 # version refuses that line the plain file is loaded: a file without -I and -D can be loaded again.
 iptables_switch() {
     if [ "$flavour" = nft ] && [ "$(wc -l <"$2")" -gt 4000 ] && ! grep -q '^-[ID] ' "$2"; then
-        awk '{ print } /^\*/ { print "-S" }' "$2" >"$2.listed"
-        if iptables_restore "$1" "$2.listed"; then return 0; fi
+        if awk '{ print } /^\*/ { print "-S" }' "$2" >"$2.listed" && iptables_restore "$1" "$2.listed"; then return 0; fi
     fi
     iptables_restore "$1" "$2"
 }

@@ -44,10 +44,11 @@ iptables_current() {
         rules_file "$fam"
         [ -n "$file" ] || continue
         iptables_glance "$fam" >"$work/glance"
-        grep -e '^\*' -e '^-I ' -e '^-A KUBE-PROXY-GENERATION ' "$file" |
-            awk 'NR == FNR { if (/^\*/) t = $1; else have[t, $0] = 1; next }
-                 /^\*/ { t = $1; next }
-                 { sub(/^-I/, "-A"); if (!((t, $0) in have)) exit 1 }' "$work/glance" - || return 1
+        # Not in a pipe: a tool that fails would leave nothing to look for, and nothing would be missing.
+        grep -e '^\*' -e '^-I ' -e '^-A KUBE-PROXY-GENERATION ' "$file" >"$work/frame" || return 1
+        awk 'NR == FNR { if (/^\*/) t = $1; else have[t, $0] = 1; next }
+             /^\*/ { t = $1; next }
+             { sub(/^-I/, "-A"); if (!((t, $0) in have)) exit 1 }' "$work/glance" "$work/frame" || return 1
     done
 }
 
@@ -165,7 +166,7 @@ iptables_remember() {
         : >"$1/tables.$fam"
         [ "$flavour" != nft ] || iptables_inventory "$fam" >"$1/tables.$fam" || die 4 "the tables of ipv$fam cannot be read"
         [ -s "$work/actual.$fam" ] || continue
-        iptables_firewall <"$work/actual.$fam" >"$1/firewall.$fam"
+        iptables_firewall "$work/actual.$fam" >"$1/firewall.$fam" || die 4 "what is in KUBE-FIREWALL of ipv$fam cannot be kept, nothing was changed"
     done
 }
 
@@ -174,23 +175,26 @@ iptables_remember() {
 iptables_remove() {
     for fam in $FAMILIES; do
         firewall_owner "$fam"
-        : >"$work/wanted"
-        if foreign_noted "iptables.$fam"; then
-            cp "$STATE/foreign/iptables.$fam" "$work/wanted"
-            owner=own
-        elif [ -s "$STATE/before/firewall.$fam" ]; then
-            if kubelet_here "$fam"; then
-                grep -v '^-A' "$STATE/before/firewall.$fam" >"$work/wanted"
-            else
-                cp "$STATE/before/firewall.$fam" "$work/wanted"
-                owner=own
-            fi
-        fi
-        iptables_plan "$work/actual.$fam" "$work/wanted" "$work/plan.$fam" "$owner" || return 1
+        if iptables_left_behind "$fam" >"$work/wanted" && iptables_plan "$work/actual.$fam" "$work/wanted" "$work/plan.$fam" "$owner"; then continue; fi
+        echo "what is to be removed cannot be told (is ${TMPDIR:-/tmp} full?)" >"$work/refused"
+        return 1
     done
     iptables_warn_kept
     iptables_carry_out || return 1
     iptables_drop_tables
+}
+
+# What of a family is there after us, as wanted text; $owner is then who fills KUBE-FIREWALL.
+iptables_left_behind() {
+    if foreign_noted "iptables.$1"; then
+        owner=own
+        cat "$STATE/foreign/iptables.$1"
+    elif [ ! -s "$STATE/before/firewall.$1" ]; then :
+    elif kubelet_here "$1"; then grep -v '^-A' "$STATE/before/firewall.$1"
+    else
+        owner=own
+        cat "$STATE/before/firewall.$1"
+    fi
 }
 
 # Read the kernel again, where that is cheap enough to be done after every change.

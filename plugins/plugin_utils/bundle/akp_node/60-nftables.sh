@@ -126,6 +126,8 @@ nftables_guard() {
     guard_lines nftables.nft '
     # A word of a command with what may vary replaced: p is the word before it, q the one before that.
     function general(w, p, q) {
+        # What stands for something else below is nothing by itself.
+        if (w ~ /^(F|P|#|ADDR|NET|TO|MARK|DEVICE|SERVICE|SECONDS|TYPE|GENERATION|REJECTED|LOOPBACK)$/ || w ~ /-(NAME|P)$/) return "?"
         if (w == f) return "F"
         if (w in WORD) return WORD[w]
         if (w ~ /^@?(service|local|external|firewall|endpoint|affinity)-'"$H4$H4"'-[a-z0-9._\/-]+$/) { sub(/-.*/, "-NAME", w); return w }
@@ -140,7 +142,7 @@ nftables_guard() {
             if (w ~ /^[0-9a-f:.]*:[0-9a-f:.]+\/[0-9]+$/) return "NET"
             if (w ~ /^\[[0-9a-f:.]*:[0-9a-f:.]+\]:[0-9]+$/) return "TO"
         }
-        if (w ~ /^0x[0-9a-f]+$/ && length(w) == 10) return "MARK"
+        if (w ~ /^0x0*[1248]0*$/ && length(w) == 10) return "MARK"
         if (p == "iifname" || p == "!=" && q == "iifname") return w ~ /^"[A-Za-z0-9_.@-]+\*?"$/ ? "DEVICE" : w
         if (p == "comment" && $2 == "element") return w ~ /^"[a-z0-9.:\/-]+"$/ && length(w) <= 130 ? "SERVICE" : w
         if (w ~ /^[0-9]+s$/) return "SECONDS"
@@ -618,8 +620,8 @@ nftables_compare() {
             ;;
         listed)
             if in_sandbox true; then
-                nft_list_of_bundle | nft_facts >"$work/nft.wanted"
-                [ -s "$work/nft.wanted" ] || die 3 "the bundle could not be loaded into a network namespace of its own: $(head -n 3 "$work/err" | tr '\n' ' ')"
+                { nft_list_of_bundle >"$work/nft.loaded" && nft_facts <"$work/nft.loaded" >"$work/nft.wanted" && [ -s "$work/nft.wanted" ]; } ||
+                    die 3 "the bundle could not be loaded into a network namespace of its own: $(head -n 3 "$work/err" | tr '\n' ' ')"
             else
                 # Nothing to compare with: what is written differently counts as different, and is written again.
                 [ "$verb" != status ] || die 3 "missing tool: unshare (package util-linux), or the right to use it, which a comparison needs"
@@ -638,18 +640,22 @@ nftables_compare() {
         for each in $families; do [ "$each" != "$f" ] || stays=1; done
         if [ -z "$stays" ] && [ -n "$(nft_marker "$f")" ]; then printf 'leave\t%s\n' "$f" >>"$work/nft/tasks"; fi
     done
-    nft_write "$work/nft/tasks" "$bundle/nftables.nft" "$work/nft" || die 3 "the plan could not be written (is ${TMPDIR:-/tmp} full?)"
+    { nft_write "$work/nft/tasks" "$bundle/nftables.nft" "$work/nft" && room; } || die 3 "the plan could not be written (is ${TMPDIR:-/tmp} full?)"
 }
 
 # The tables of the bundle as this kernel and this nft list them: loaded into a network namespace of their own. A
 # listing cannot be compared with the commands that led to it, only with another listing.
 nft_list_of_bundle() {
-    nft_diff /dev/null "$work/nft.file" || return 0
+    wanted=$(nft_families_of "$bundle/nftables.nft") && nft_diff /dev/null "$work/nft.file" || return 1
+    rm -rf "$work/sandbox"
     mkdir "$work/sandbox"
-    nft_write "$work/nft/tasks" "$bundle/nftables.nft" "$work/sandbox" || return 0
+    nft_write "$work/nft/tasks" "$bundle/nftables.nft" "$work/sandbox" || return 1
+    # A family that cannot be listed would be one that nobody wants.
+    # shellcheck disable=SC2086 # names
     unshare -n sh -c '
         for f in "$1"/stage.* "$1"/switch; do [ ! -e "$f" ] || nft -f "$f" || exit 1; done
-        for f in ip ip6; do nft list table "$f" kube-proxy 2>/dev/null || :; done' sh "$work/sandbox" 2>"$work/err"
+        shift
+        for f; do nft list table "$f" kube-proxy || exit 1; done' sh "$work/sandbox" $wanted 2>"$work/err" || return 1
     rm -rf "$work/sandbox" "$work/plan.4" "$work/plan.6" "$work/nft/tasks"
 }
 
@@ -701,9 +707,9 @@ nftables_remove() {
     for f in $NFT_FAMILIES; do
         for t in kube-proxy kube-proxy-generation; do printf 'add table %s %s\ndelete table %s %s\n' "$f" "$t" "$f" "$t"; done
     done >"$work/remove"
-    ! foreign_noted nft || cat "$STATE/foreign/nft" >>"$work/remove"
+    if foreign_noted nft; then cat "$STATE/foreign/nft" >>"$work/remove" || { echo "what was there before cannot be read" >"$work/refused"; return 1; }; fi
     nft_run "$work/remove" || return 1
-    rm -f "$STATE/stale" "$STATE/unsettled"
+    rm -f "$STATE/stale"
 }
 
 # Read the kernel again, where that is cheap enough to be done after every change.

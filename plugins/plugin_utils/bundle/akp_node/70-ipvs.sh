@@ -80,6 +80,8 @@ function load_ipvs(   i, n, row, word, six) {
     for (i = 1; i <= n; i++) RULE[row[i]] = 1
 }
 function allowed(fam, t, c, r,   set) {
+    # What stands for something else below is nothing by itself.
+    if (r ~ /-s (LOOP|HOST) |^LOCAL |MARK\/|UNREACH|ADDR|#/) return 0
     if (match(r, /--match-set [^ ]+ /)) {
         set = substr(r, RSTART + 12, RLENGTH - 13)
         if (INET[set] != (fam == 4 ? "inet" : "inet6")) return 0
@@ -119,12 +121,13 @@ ipvs_guard() {
             split(ports, range, "-"); LOW = range[1] + 0; HIGH = range[2] + 0
             A["inet"] = "[0-9.]+"; A["inet6"] = "[0-9a-f:.]+"
             for (f in A) {
-                member = A[f] ",(tcp|udp|sctp):[0-9]+"
+                # Without a 0 before it: a tool may take such a number for an octal one.
+                member = A[f] ",(tcp|udp|sctp):[1-9][0-9]*"
                 SHAPE["hash:ip", f] = "^" A[f] "$"
                 SHAPE["hash:ip,port", f] = "^" member "$"
                 SHAPE["hash:ip,port,ip", f] = "^" member "," A[f] "$"
                 SHAPE["hash:ip,port,net", f] = "^" member "," A[f] "(/[0-9]+)?$"
-                SHAPE["bitmap:port", f] = "^[0-9]+$"
+                SHAPE["bitmap:port", f] = "^[1-9][0-9]*$"
             }
         }
         /[^ -~]/ { refuse("a character that is not printable ASCII") }
@@ -152,6 +155,7 @@ ipvs_guard() {
             if (/^:/) {
                 c = substr($1, 2)
                 if (!is_owned(t, c)) refuse("chain " c " in table " t " is not ours")
+                if (DELTA && c == "KUBE-FIREWALL") refuse("a delta does not write KUBE-FIREWALL")
                 if ($0 != ":" c " - [0:0]") refuse("not a line \":CHAIN - [0:0]\": " $0)
                 if ((pass, t, c) in declared) refuse("chain " c " is declared twice")
                 declared[pass, t, c] = 1
@@ -490,6 +494,7 @@ ipvs_plan() {
         pass=named "$@" pass=conf "$conf" pass=ipset.rules "$sets" pass=ipvs.rules "$servers" pass=ip.batch "$addresses" || return 1
     [ ! -e "$out/rebuild" ] || ipvs_build "$out/rebuild" "$out/sets.old" "$sets" >>"$out/sets.add" || return 1
     [ ! -e "$out/swap" ] || ipvs_build "$out/swap" /dev/null "$sets" >>"$out/sets.del" || return 1
+    room
 }
 
 # The plan where the kernel has nothing: the files as they are, which $out/all names.
@@ -777,11 +782,13 @@ ipvs_details() {
 # Markers and jumps, the device, all sets, and as many virtual servers as there should be.
 ipvs_current() {
     ipvs_device && ipvs_loaded && iptables_current || return 1
-    { ipset list -n; grep -c -E '^(TCP|UDP|SCTP) ' /proc/net/ip_vs; } 2>/dev/null | awk '
-        FNR == NR { if ($1 == "create") want[$2] = 1; next }
-        /^KUBE-/ { delete want[$1]; next }
-        { servers = $1 }
-        END { for (set in want) exit 1; exit (servers + 0 < n + 0) }' n="$(grep -c '^-A' "$bundle/ipvs.rules")" "$bundle/ipset.rules" -
+    ipset list -n 2>/dev/null | awk '
+        pass == "ipset.rules" { if ($1 == "create") want[$2] = 1; next }
+        pass == "ipvs.rules" { if ($1 == "-A") n++; next }
+        pass == "ip_vs" { if (/^(TCP|UDP|SCTP) /) servers++; next }
+        { delete want[$1] }
+        END { for (set in want) exit 1; exit servers + 0 < n + 0 }' \
+        pass=ipset.rules "$bundle/ipset.rules" pass=ipvs.rules "$bundle/ipvs.rules" pass=ip_vs /proc/net/ip_vs pass=names -
 }
 
 ipvs_expected() { iptables_expected; }

@@ -152,7 +152,7 @@ check_delta() {
 }
 
 # Make whole what the record holds in parts: $settled is then the recorded bundle and $work/previous the one before
-# the last delta. With "store", for those who hold the lock, both are kept and the record names the former.
+# the last delta. With "store", for those who hold the lock, as many as are kept are stored, and the record names the last.
 settle() {
     count=$r_deltas
     [ "${count:-0}" -gt 0 ] || return 0
@@ -160,8 +160,18 @@ settle() {
     (merge "$work/settled" "$count" && merge "$work/previous" $((count - 1))) || die 3 "deltas could not be merged (is ${TMPDIR:-/tmp} full?)"
     settled=$work/settled
     [ "${1:-}" = store ] || return 0
+    set --
+    older=$((count - KEEP + 1))
+    while [ "$older" -lt $((count - 1)) ]; do
+        if [ "$older" -gt 0 ]; then
+            rm -rf "$work/older.$older"
+            (merge "$work/older.$older" "$older") || die 3 "deltas could not be merged (is ${TMPDIR:-/tmp} full?)"
+            set -- "$@" "$work/older.$older"
+        fi
+        older=$((older + 1))
+    done
     mkdir -p "$STATE/bundles"
-    for d in "$work/previous" "$settled"; do
+    for d in "$@" "$work/previous" "$settled"; do
         name=$(value_in "$d/manifest.json" digest)
         if [ ! -d "$STATE/bundles/$name" ]; then
             rm -rf "$STATE/bundles/.new"
@@ -170,7 +180,10 @@ settle() {
         fi
         add_history "$name" "$(value_in "$d/manifest.json" generation)"
     done
-    sed -e "s/^digest=.*/digest=$name/" -e 's/^deltas=.*/deltas=0/' "$STATE/applied" >"$STATE/applied.new"
+    while IFS= read -r line; do
+        case $line in digest=*) line=digest=$name ;; deltas=*) line=deltas=0 ;; esac
+        printf '%s\n' "$line"
+    done <"$STATE/applied" >"$STATE/applied.new"
     mv "$STATE/applied.new" "$STATE/applied"
     read_record
     rm -rf "$STATE/deltas"
@@ -178,7 +191,8 @@ settle() {
     prune_bundles "$name"
 }
 
-# The recorded bundle with the first $2 deltas, as a bundle of its own in $1. Runs in a subshell.
+# The recorded bundle with the first $2 deltas, as a bundle of its own in $1. Runs in a subshell, and nothing ends it by
+# itself: what fails is told by each step.
 merge() {
     target=$1 upto=$2 mode=$r_mode
     whole=$STATE/bundles/$r_digest
@@ -189,15 +203,13 @@ merge() {
     while [ "$i" -le "$upto" ]; do
         d=$STATE/deltas/$i
         set -- "$@" "$d"
-        for name in sysctls.conf nfacct.rules health.conf; do [ ! -e "$d/$name" ] || cp "$d/$name" "$target/$name"; done
+        for name in sysctls.conf nfacct.rules health.conf; do [ ! -e "$d/$name" ] || cp "$d/$name" "$target/$name" || return 1; done
         generation=$(value_in "$d/manifest.json" generation)
         i=$((i + 1))
     done
     [ $# -gt 0 ] || return 0
-    merge_lines services.jsonl "$@"
-    merge_lines conntrack.udp "$@"
-    "${mode}_merge" "$target" "$whole" "$@" || return 1
-    seal "$target" "$generation"
+    merge_lines services.jsonl "$@" && merge_lines conntrack.udp "$@" &&
+        "${mode}_merge" "$target" "$whole" "$@" && seal "$target" "$generation" && room
 }
 
 # A file of one line per Service after its diffs; the order of its lines says nothing.
@@ -205,7 +217,7 @@ merge_lines() {
     name=$1
     shift
     [ -e "$whole/$name" ] || return 0
-    for d; do [ ! -e "$d/$name.diff" ] || cat "$d/$name.diff"; done >"$work/diff"
+    for d; do [ ! -e "$d/$name.diff" ] || cat "$d/$name.diff" || return 1; done >"$work/diff"
     awk 'FNR == NR { line[++n] = $0; alive[$0] = 1; next }
          /^-/ { delete alive[substr($0, 2)]; next }
          { if (!(substr($0, 2) in alive)) line[++n] = substr($0, 2); alive[substr($0, 2)] = 1 }
@@ -215,10 +227,12 @@ merge_lines() {
 
 # Give the manifest in $1 the digests of the files beside it, and generation $2.
 seal() {
-    manifest=$1/manifest.json
-    manifest_files | cut -d ' ' -f 2 >"$work/names"
-    (cd "$1" && xargs sha256sum <"$work/names") >"$work/sums"
-    awk -F '"' -v generation="$2" '
+    sealed=$1 manifest=$1/manifest.json generation=$2
+    manifest_files >"$work/names" || return 1
+    set --
+    while read -r _ name; do set -- "$@" "$name"; done <"$work/names"
+    (cd "$sealed" && sha256sum "$@") >"$work/sums" || return 1
+    awk -F '"' -v generation="$generation" '
         FILENAME == ARGV[1] { split($0, part, " "); sum[part[2]] = part[1]; next }
         FILENAME == ARGV[2] { ports++; if (!seen[$4]++) services++; next }
         /^  "digest": / { next }
@@ -226,9 +240,9 @@ seal() {
         /^    "services": / { sub(/[0-9]+/, services + 0) }
         /^    "servicePorts": / { sub(/[0-9]+/, ports + 0) }
         /^    "/ && $2 in sum { sub(/: "[0-9a-f]+"/, ": \"" sum[$2] "\"") }
-        { print }' "$work/sums" "$1/services.jsonl" "$manifest" >"$work/manifest"
-    sum=$(sha256sum <"$work/manifest" | cut -d ' ' -f 1)
-    { sed '$d' "$work/manifest"; printf '  "digest": "%s"\n}\n' "$sum"; } >"$manifest"
+        { print }' "$work/sums" "$sealed/services.jsonl" "$manifest" >"$work/manifest" || return 1
+    sum=$(sha256sum <"$work/manifest") && is_hex64 "${sum%% *}" || return 1
+    { sed '$d' "$work/manifest" && printf '  "digest": "%s"\n}\n' "${sum%% *}"; } >"$manifest"
 }
 
 # What a delta means to iptables: changed chains whole, and -X for those that go.
@@ -258,8 +272,11 @@ iptables_delta() {
         recorded_bundle
         bundle=$recorded
         iptables_read
-        iptables_compare
-        iptables_commit || left_unfinished "the recorded rules could not be put back: $(cat "$work/refused")"
+        if [ -n "$flavour_trouble" ]; then left_unfinished "the recorded rules could not be put back: $flavour_trouble"
+        else
+            iptables_compare
+            iptables_commit || left_unfinished "the recorded rules could not be put back: $(cat "$work/refused")"
+        fi
         bundle=$delta
         mv "$work/delta.refused" "$work/refused"
         return 1
@@ -271,7 +288,7 @@ iptables_merge() {
     shift 2
     for name in iptables.rules ip6tables.rules; do
         [ -e "$whole/$name" ] || continue
-        for d; do [ ! -e "$d/$name" ] || cat "$d/$name"; done >"$work/diff"
+        for d; do [ ! -e "$d/$name" ] || cat "$d/$name" || return 1; done >"$work/diff"
         awk -v generation="$generation" '
             function put(t, c) { if ((t, c) in rules) printf "%s", rules[t, c]; written[t, c] = 1 }
             # ---- the deltas: the last text of each chain that they touch
@@ -319,7 +336,7 @@ nftables_on_base() {
     need nft nftables
     awk '$2 == "table" && $4 == "kube-proxy" { had[$3] = $1 == "delete" ? "yes" : "no" }
          $2 == "table" && $4 == "kube-proxy-generation" { if (!($3 in had)) had[$3] = "yes" }
-         END { for (f in had) print f, had[f] }' "$bundle/nftables.nft" >"$work/families"
+         END { for (f in had) print f, had[f] }' "$bundle/nftables.nft" >"$work/families" && [ -s "$work/families" ] || return 1
     while read -r f had; do
         if [ "$had" = yes ]; then marker=$base; else marker=; fi
         [ "$(nft_marker "$f")" = "$marker" ] || return 1
@@ -398,7 +415,10 @@ nftables_merge() {
 # Whether the kernel is on the base is left to the transaction itself, which begins with the deletion of its marker.
 ipvs_on_base() {
     # A set that is made otherwise than before, or no longer, takes a comparison with the kernel.
-    if [ -e "$bundle/ipset.rules" ] && grep -q -e '^create ' -e '^destroy ' "$bundle/ipset.rules"; then return 1; fi
+    if [ -e "$bundle/ipset.rules" ]; then
+        grep -q -e '^create ' -e '^destroy ' "$bundle/ipset.rules" && return 1
+        [ $? -eq 1 ] || return 1
+    fi
     if [ "$verb" = check ] || [ "$base" = "$generation" ]; then iptables_on_base; fi
 }
 
@@ -481,8 +501,8 @@ ipvs_to_record() {
     recorded_bundle
     bundle=$recorded
     ipvs_read
-    ipvs_compare
-    if ipvs_commit; then [ -n "$unfinished" ] || rm -f "$STATE/unsettled"; else left_unfinished "the recorded state could not be put back: $(cat "$work/refused")"; fi
+    if [ -n "$flavour_trouble" ]; then left_unfinished "the recorded state could not be put back: $flavour_trouble"
+    elif ipvs_compare && ipvs_commit; then [ -n "$unfinished" ] || rm -f "$STATE/unsettled"; else left_unfinished "the recorded state could not be put back: $(cat "$work/refused")"; fi
     bundle=$delta
     mv "$work/delta.refused" "$work/refused"
 }
@@ -492,7 +512,7 @@ ipvs_merge() {
     target=$1 whole=$2
     shift 2
     for name in ipset.rules ipvs.rules ip.batch; do
-        for d; do [ ! -e "$d/$name" ] || cat "$d/$name"; done >"$work/diff"
+        for d; do [ ! -e "$d/$name" ] || cat "$d/$name" || return 1; done >"$work/diff"
         awk '
             function come(group, text) { if (!((group, text) in alive)) { item[group, ++count[group]] = text; alive[group, text] = count[group] } }
             function go(group, text) { if ((group, text) in alive) { item[group, alive[group, text]] = ""; delete alive[group, text] } }
@@ -521,6 +541,6 @@ ipvs_merge() {
                 }
             }' "$whole/$name" "$work/diff" >"$target/$name" || return 1
     done
-    for d; do [ ! -e "$d/ipvs.conf" ] || cp "$d/ipvs.conf" "$target/ipvs.conf"; done
+    for d; do [ ! -e "$d/ipvs.conf" ] || cp "$d/ipvs.conf" "$target/ipvs.conf" || return 1; done
 }
 

@@ -105,7 +105,9 @@ leave_ipvs() {
 rules_current() { [ ! -e "$STATE/unsettled" ] && "${mode}_current"; }
 
 # Everything that apply would set has its value, by a cheap look.
-is_current() { rules_current && [ -z "$(sysctls_differ "$r_unset_sysctls")" ] && counters_missing && [ -z "$missing" ]; }
+is_current() {
+    rules_current && differing=$(sysctls_differ "$r_unset_sysctls") && [ -z "$differing" ] && counters_missing && [ -z "$missing" ]
+}
 
 # How many words $1 has, in $words.
 count_words() {
@@ -300,14 +302,10 @@ verb_rollback() {
         go_back_to "$(unconfirmed previous)"
         return 0
     fi
-    settle
+    # What deltas led to is kept in parts.
+    if [ -n "$dry_run" ]; then settle; else lock && settle store; fi
     if [ -n "$settled" ]; then
-        case $(value_in "$work/previous/manifest.json" generation) in
-            "$1"*)
-                if [ -n "$dry_run" ]; then verb_check "$work/previous"; else verb_apply "$work/previous"; fi
-                return 0
-                ;;
-        esac
+        case $(value_in "$work/previous/manifest.json" generation) in "$1"*) verb_check "$work/previous"; return 0 ;; esac
     fi
     if [ -n "$1" ]; then
         found=$(sed -n "s/^\([0-9a-f]*\) $1[0-9a-f]*\$/\1/p" "$STATE/history")
