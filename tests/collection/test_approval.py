@@ -304,13 +304,17 @@ def test_a_plan_that_is_refused_leaves_the_one_before_as_it_is(
 
 def test_an_approver_can_compute_the_bundles_that_a_release_names(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     plan = planned(playbook("plan-services", inventory, tmp_path))
-    facts = tmp_path / "n2.json"
-    facts.write_text(nodes.node("n2").run(["sh", str(PROGRAM), "facts"]).stdout)
-    argv = [str(BIN / "akp"), "render", "--cluster", str(plan.with_name("plan.snapshot.json")), "--node", "n2"]
-    argv += ["--config", str(SHOP / "kube-proxy.yaml"), "--facts", str(facts), "--output", str(tmp_path / "own")]
-    subprocess.run(argv, check=True, capture_output=True)
-    manifest = json.loads((tmp_path / "own" / "n2" / "manifest.json").read_text())
-    line = f"bundle n2 {manifest['generation']} {manifest['digest']}"
-    assert line in plan.with_name("plan.release").read_text().splitlines()
+    own = []
+    for node in nodes.nodes:
+        facts = tmp_path / f"{node.name}.json"
+        facts.write_text(node.run(["sh", str(PROGRAM), "facts"]).stdout)
+        argv = [str(BIN / "akp"), "render", "--cluster", str(plan.with_name("plan.snapshot.json")), "--node", node.name]
+        argv += ["--config", str(SHOP / "kube-proxy.yaml"), "--facts", str(facts), "--output", str(tmp_path / "own")]
+        subprocess.run(argv, check=True, capture_output=True)
+        manifest = json.loads((tmp_path / "own" / node.name / "manifest.json").read_text())
+        own.append(f"bundle {node.name} {manifest['generation']} {manifest['digest']}")
+    head = ("akp-release ", "cluster ", "counter ", "expires ", "note ")
+    lines = plan.with_name("plan.release").read_text().splitlines()
+    assert [each for each in lines if not each.startswith(head)] == own
     argv = [str(BIN / "akp"), "diff", str(SHOP), str(plan.with_name("plan.snapshot.json"))]
     assert subprocess.run(argv, check=False).returncode == 0, "it is that cluster"

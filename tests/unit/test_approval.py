@@ -117,12 +117,56 @@ def reissue(path: Path) -> None:
     forge(path, release=hashlib.sha256(release.read_bytes()).hexdigest())
 
 
+def undersign(path: Path, line: str) -> None:
+    """Let the release of a plan let a node take something more; plan and release still name each other."""
+    release = plan_file(path, "release")
+    lines = release.read_text().splitlines()
+    first = next(index for index, each in enumerate(lines) if each.startswith("bundle "))
+    release.write_text("\n".join([*lines[:first], line, *lines[first:], ""]))
+    forge(path, release=hashlib.sha256(release.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"bundle n1 {OTHER} {OTHER}",
+        f"bundle n9 {OTHER} {OTHER}",
+        f"delta n1 {OLD} {OTHER} {OTHER}",
+        f"object {OTHER} {OTHER} 100",
+        "note nothing to see here",
+    ],
+)
+def test_a_release_lets_nodes_take_what_the_plan_says_and_nothing_more(
+    written: Path, alice: Path, allowed: Path, line: str
+) -> None:
+    undersign(written, line)
+    refused = akp(written, "--key", alice, "--yes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "plan.release: is the release of another plan" in refused.stderr
+    plan_file(written, "release.sig").write_text(sign(plan_file(written, "release").read_text(), alice))
+    with pytest.raises(NotApproved, match="is the release of another plan"):
+        approval_of(written, "", allowed, 1)
+
+
+def test_a_bundle_that_is_named_twice_is_no_plan(written: Path, alice: Path) -> None:
+    (line,) = [each for each in plan_file(written, "release").read_text().splitlines() if each.startswith("bundle")]
+    undersign(written, line.replace(line.split()[3], OTHER))
+    assert "is the release of another plan" in akp(written, "--key", alice, "--yes").stderr
+
+
+def test_a_host_that_is_called_otherwise_than_its_node_is_shown_with_it(written: Path) -> None:
+    hosts = json.loads(written.read_text())["hosts"]
+    forge(written, hosts={"edge-1": hosts["n1"]})
+    reissue(written)
+    assert "on edge-1 (Node n1):" in akp(written).stdout
+
+
 def test_a_plan_does_not_speak_to_the_terminal(written: Path) -> None:
     hosts = json.loads(written.read_text())["hosts"]
     forge(written, hosts={"n1\x1b[8m": hosts["n1"]})
     reissue(written)
     shown = akp(written).stdout
-    assert "on n1\\x1b[8m:" in shown
+    assert "on n1\\x1b[8m (Node n1):" in shown
     assert "\x1b" not in shown
 
 
@@ -131,6 +175,8 @@ def test_what_is_shown_is_what_is_signed(written: Path, alice: Path, allowed: Pa
     done = akp(written, "--key", alice, "--yes", "--allowed-signers", allowed)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(SHOWN)
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+    assert re.search(f"\nfor the cluster shop, made at {when}, good until {when}\n", done.stdout)
     assert "no node would change" not in done.stdout
     assert done.stdout.endswith("signed by 1: alice\n")
     assert approval_of(written, "", allowed, 1).approvers == ("alice",)
@@ -150,7 +196,9 @@ def test_a_signature_is_good_for_no_other_plan(written: Path, alice: Path, allow
     assert "rules of no Service" in akp(written, "--key", alice, "--yes").stdout
     release.write_text(text)
     written.write_text(genuine)
-    assert akp(written, "--allowed-signers", allowed).stdout == f"{SHOWN}signed by 0: nobody\n"
+    shown = akp(written, "--allowed-signers", allowed).stdout
+    assert shown.startswith(SHOWN)
+    assert shown.endswith("\nsigned by 0: nobody\n")
     with pytest.raises(NotApproved, match="0 of 1 approvers have signed it"):
         approval_of(written, "", allowed, 1)
 

@@ -17,6 +17,7 @@ from ..controller.approval import (
     plan_release,
     plan_text,
     read_plan,
+    release_line,
     signatures,
     signers,
 )
@@ -60,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
     text = plan_release(args.plan, plan)
     # Not the file with the same words: nobody signs that.
-    print("\n".join(map(_visible, plan_text(plan))))
+    print("\n".join(map(_visible, (*plan_text(plan), release_line(text)))))
     if args.key:
         if not args.yes and not _asked():
             print("not signed")

@@ -122,18 +122,36 @@ def plan_release(plan: Path, content: Mapping[str, Any]) -> str:
     if content.get("release") != hashlib.sha256(text.encode()).hexdigest():
         raise NotApproved(f"{file}: is not the release that the plan names; make a new plan")
     release = parse_release(text)
-    planned = {each.get("node"): each.get("generation") for each in content["hosts"].values() if each.get("changed")}
-    if _note(content) not in release.notes or planned != {each.node: each.generation for each in release.bundles}:
+    # A node takes whatever a line lets it take, so there may be no line that the plan does not speak of.
+    planned = sorted({(str(each.get("node")), str(each.get("generation"))) for each in _changing(content)})
+    lets = sorted((each.node, each.generation) for each in release.bundles)
+    if release.notes != _notes(content) or lets != planned or release.deltas or release.objects:
         raise NotApproved(f"{file}: is the release of another plan; make a new plan")
     if release.expires <= time.time():
-        until = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(release.expires))
-        raise NotApproved(f"{plan}: was good until {until}, and has expired; make a new plan")
+        raise NotApproved(f"{plan}: was good until {_moment(release.expires)}, and has expired; make a new plan")
     return text
 
 
-def _note(content: Mapping[str, Any]) -> str:
-    """Names in a release what its plan says; the plan names the release in turn."""
-    return f"plan {plan_digest({key: value for key, value in content.items() if key != 'release'})}"
+def release_line(text: str) -> str:
+    """What a release says beside its bundles, for those who are to sign it."""
+    release = parse_release(text)
+    made, until = _moment(release.counter // 1000), _moment(release.expires)
+    return f"for the cluster {release.cluster}, made at {made}, good until {until}"
+
+
+def _moment(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def _changing(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a plan says of the hosts that it changes."""
+    return [each for each in content["hosts"].values() if each.get("changed")]
+
+
+def _notes(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name in a release what its plan says; the plan names the release in turn."""
+    said = plan_digest({key: value for key, value in content.items() if key != "release"})
+    return f"snapshot {content.get('snapshot')}", f"plan {said}"
 
 
 def approval_of(plan: Path, digest: str, allowed: Path | None, wanted: int) -> Approval:
@@ -297,9 +315,8 @@ def write_plan(
     path: Path, content: Mapping[str, Any], snapshot: Path, cluster: str, directory: WorkDirectory, told: Sequence[str]
 ) -> dict[str, Any]:
     """Write all files of a plan, and say what the plan itself came to be. Signatures of an earlier one go."""
-    changing = [each["node"] for each in content["hosts"].values() if each.get("changed")]
-    notes = [f"snapshot {content['snapshot']}", _note(content)]
-    text = release_of(cluster, [directory.bundles / node for node in changing], VALID_FOR, notes).text()
+    nodes = dict.fromkeys(each["node"] for each in _changing(content))
+    text = release_of(cluster, [directory.bundles / node for node in nodes], VALID_FOR, _notes(content)).text()
     plan = {**content, "release": hashlib.sha256(text.encode()).hexdigest()}
     plan["digest"] = plan_digest(plan)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -322,8 +339,10 @@ def plan_text(content: Mapping[str, Any]) -> list[str]:
             texts = [diff_text([one], ()) for one in changes] or [diff_text((), (), ("rules of no Service",))]
             if len(changes) == MOST_CHANGES:
                 texts.append(diff_text((), (), ("more, which a plan does not list",)))
+            # What is signed is for the Node, whatever the host is called.
+            name = host if each.get("node") == host else f"{host} (Node {each.get('node')})"
             for text in texts:
-                hosts.setdefault(text, []).append(host)
+                hosts.setdefault(text, []).append(name)
     groups: dict[tuple[str, ...], list[str]] = {}
     for text, found in hosts.items():
         groups.setdefault(tuple(sorted(found)), []).append(text)
