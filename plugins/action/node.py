@@ -240,11 +240,13 @@ class ActionModule(RemoteAction):
         if self._options["delta"] and not self.check:
             return self._stepped(Path(self._options["delta"]).expanduser())
         directory = Path(self._options["bundle"] or self._work.bundles / self._name).expanduser()
-        manifest = read_json(directory / FILE)
-        if manifest is None:
+        try:
+            sealed = (directory / FILE).read_bytes()
+            manifest = json.loads(sealed)
+        except (OSError, ValueError):
             raise AnsibleActionFail(
                 f"{directory}: there is no bundle for node {self._name}; run the bundle module first"
-            )
+            ) from None
         answered = self._work.answer(self._host) or {}
         if self._work.noted("ask", self._host) is None:
             self._gathered()
@@ -265,11 +267,14 @@ class ActionModule(RemoteAction):
             arguments.append("--services")
         answer = self._sent(
             arguments,
-            lambda all_: self._way.carry(all_, directory, install=self._options["install"] and not self.check),
+            lambda all_: self._way.carry(
+                all_, directory, manifest=sealed, install=self._options["install"] and not self.check
+            ),
             waiting=bool(status.get("unconfirmed")),
         )
         self._remember(answer)
-        return self._told(answer, directory, status.get("differences") or (), known=there is not None)
+        told = self._told(answer, directory, status.get("differences") or (), known=there is not None)
+        return {**told, "digest": manifest["digest"]}
 
     def _stepped(self, archive: Path) -> dict[str, Any]:
         """Give the node what changed, without a question before; where that will not do, the result says so."""

@@ -79,7 +79,7 @@ class ActionModule(ControlAction):
             snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
             content = plan_of(notes, peek(snapshot))
             cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
-            plan = write_plan(path, content, snapshot, cluster, directory, [*plan_text(content), *lines])
+            plan = write_plan(path, content, snapshot, cluster, [*plan_text(content), *lines])
             lines += [f"plan: {path}", f"digest: {plan['digest']}", f"it is signed with: akp approve {path} --key KEY"]
             result |= {"plan": str(path), "plan_digest": plan["digest"]}
         return {**result, "lines": lines}

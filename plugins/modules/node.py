@@ -200,6 +200,11 @@ generation:
   type: str
   returned: success
   sample: fa9c6eafd069cc9972575b3015aa4c60a3740d98a146ae12f8a126997b85702f
+digest:
+  description: The digest of the bundle that was given, or would be in check mode.
+  type: str
+  returned: O(state=applied), if the node had to be given one
+  sample: 5d1b3cbc1c80e0bc0ec9af874769c71c5e35e61a02733796e7833f2fb87f8788
 confirm:
   description: Names the change that has to be confirmed.
   type: str

@@ -14,7 +14,15 @@ import pytest
 from agentless_kube_proxy.bundle.release import sign
 from agentless_kube_proxy.bundle.write import write_bundle
 from agentless_kube_proxy.cluster.record import peek, record_of
-from agentless_kube_proxy.controller.approval import NotApproved, approval_of, beside, plan_file, write_plan
+from agentless_kube_proxy.controller.approval import (
+    Approval,
+    NotApproved,
+    approval_of,
+    beside,
+    plan_file,
+    uncovered,
+    write_plan,
+)
 from agentless_kube_proxy.controller.directory import WorkDirectory, read_json, write_json
 from agentless_kube_proxy.controller.report import as_data, plan_digest, plan_of, service_changes
 
@@ -79,11 +87,31 @@ def written(tmp_path: Path) -> Path:
     cluster = tmp_path / "cluster.json"
     record_of([service("web")], "test").write(cluster)
     changes = service_changes((), (directory.bundles / "n1" / "services.jsonl").read_text().splitlines())
-    pushed = {"phase": "push", "host": "n1", "node": "n1", "generation": state.generation, "changed": True}
-    content = plan_of([{**pushed, "changes": as_data(changes)}], peek(cluster))
+    digest = json.loads((directory.bundles / "n1" / "manifest.json").read_text())["digest"]
+    pushed = {"phase": "push", "host": "n1", "node": "n1", "generation": state.generation, "digest": digest}
+    content = plan_of([{**pushed, "changed": True, "changes": as_data(changes)}], peek(cluster))
     path = tmp_path / "plan.json"
-    write_plan(path, content, cluster, "shop", directory, ["what plan_services said"])
+    write_plan(path, content, cluster, "shop", ["what plan_services said"])
     return path
+
+
+@pytest.mark.parametrize("text", ["", "a release"], ids=["by digest", "by signatures"])
+def test_a_plan_is_for_its_bundles_not_only_for_what_they_serve(written: Path, tmp_path: Path, text: str) -> None:
+    content = read_json(written) or {}
+    bundle = tmp_path / "akp" / "bundles" / "n1"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert content["hosts"]["n1"]["digest"] == manifest["digest"]
+    agreed = Approval(content, (), text)
+    assert uncovered(agreed, {"n1": bundle}) == {}
+    # The same rules, with another node program.
+    write_json(bundle / "manifest.json", {**manifest, "digest": OTHER})
+    wrong = uncovered(agreed, {"n1": bundle})
+    assert wrong["n1"].startswith("would get another bundle of the generation that the plan says")
+    # What a plan leaves as it is may be put right, but no signature is good for that.
+    stays = Approval(plan(n1=STAYS), (), text)
+    assert uncovered(stays, {"n1": bundle}) == (
+        {"n1": "its bundle is not in the signed release; make a new plan"} if text else {}
+    )
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from ..bundle.compare import Change
 from ..bundle.manifest import FILE
-from ..bundle.release import NAMESPACE, Entry, Release, new_release, parse_release, sign, write_release
+from ..bundle.release import NAMESPACE, Entry, new_release, parse_release, sign, write_release
 from ..cluster.record import Record, peek, read_record
 from ..proxy.warned import Warned
 from .directory import WorkDirectory, read_json, write_json
@@ -46,11 +46,10 @@ def plan_file(plan: Path, ending: str) -> Path:
     return plan.with_name(f"{plan.stem}.{ending}")
 
 
-def release_of(cluster: str, bundles: Iterable[Path], valid_for: float, notes: Iterable[str] = ()) -> Release:
-    """A release of bundles in directories."""
-    manifests = [json.loads((each / FILE).read_text(encoding="utf-8")) for each in bundles]
-    entries = [Entry(each["node"], each["generation"], each["digest"]) for each in manifests]
-    return new_release(cluster, valid_for, sorted(entries, key=lambda entry: entry.node), notes=notes)
+def _entries(described: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """What a release says of bundles that manifests, or the hosts of a plan, describe."""
+    found = {Entry(*(str(each.get(key)) for key in ("node", "generation", "digest"))) for each in described}
+    return sorted(found, key=dataclasses.astuple)
 
 
 def signatures(plan: Path) -> list[str]:
@@ -99,11 +98,6 @@ class Approval:
     text: str = ""  # of the release
     signatures: tuple[str, ...] = ()
 
-    @property
-    def release(self) -> Release | None:
-        """What was signed, if there is anything."""
-        return parse_release(self.text) if self.text else None
-
 
 def read_plan(plan: Path) -> dict[str, Any]:
     """A plan as it was written, or NotApproved."""
@@ -123,9 +117,8 @@ def plan_release(plan: Path, content: Mapping[str, Any]) -> str:
         raise NotApproved(f"{file}: is not the release that the plan names; make a new plan")
     release = parse_release(text)
     # A node takes whatever a line lets it take, so there may be no line that the plan does not speak of.
-    planned = sorted({(str(each.get("node")), str(each.get("generation"))) for each in _changing(content)})
-    lets = sorted((each.node, each.generation) for each in release.bundles)
-    if release.notes != _notes(content) or lets != planned or release.deltas or release.objects:
+    named = list(release.bundles) == _entries(_changing(content))
+    if release.notes != _notes(content) or not named or release.deltas or release.objects:
         raise NotApproved(f"{file}: is the release of another plan; make a new plan")
     if release.expires <= time.time():
         raise NotApproved(f"{plan}: was good until {_moment(release.expires)}, and has expired; make a new plan")
@@ -208,17 +201,17 @@ def _generation(name: str) -> str:
 
 
 def uncovered(approval: Approval, bundles: Mapping[str, Path]) -> dict[str, str]:
-    """Hosts whose bundle is not the one that was signed, and why."""
-    release = approval.release
-    if release is None:
-        return {}
-    known = {each.node: each for each in release.bundles}
+    """Hosts whose bundle is not the one that was approved, and why."""
     wrong = {}
     for host, directory in bundles.items():
-        manifest = read_json(directory / FILE) or {}
-        entry = known.get(str(manifest.get("node")))
-        if entry is None or (entry.generation, entry.digest) != (manifest.get("generation"), manifest.get("digest")):
-            wrong[host] = "its bundle is not the one in the signed release; make a new plan"
+        planned = (approval.plan["hosts"].get(host) or {}).get("digest")
+        if planned is None and approval.text:
+            wrong[host] = "its bundle is not in the signed release; make a new plan"
+        elif planned is not None and (read_json(directory / FILE) or {}).get("digest") != planned:
+            wrong[host] = (
+                "would get another bundle of the generation that the plan says: other files, or another node program, "
+                "as another version of the collection makes them; make a new plan"
+            )
     return wrong
 
 
@@ -231,7 +224,8 @@ def lay_down(text: str, found: Sequence[str], directories: Iterable[Path]) -> No
 def sign_for(cluster: str, directories: Sequence[Path], key: Path) -> None:
     """Sign what is about to be pushed, with a key of the control host."""
     if directories:
-        text = release_of(cluster, directories, _SIGNED_FOR).text()
+        manifests = [json.loads((each / FILE).read_text(encoding="utf-8")) for each in directories]
+        text = new_release(cluster, _SIGNED_FOR, _entries(manifests)).text()
         lay_down(text, [sign(text, key)], directories)
 
 
@@ -312,11 +306,10 @@ def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Wa
 
 
 def write_plan(
-    path: Path, content: Mapping[str, Any], snapshot: Path, cluster: str, directory: WorkDirectory, told: Sequence[str]
+    path: Path, content: Mapping[str, Any], snapshot: Path, cluster: str, told: Sequence[str]
 ) -> dict[str, Any]:
     """Write all files of a plan, and say what the plan itself came to be. Signatures of an earlier one go."""
-    nodes = dict.fromkeys(each["node"] for each in _changing(content))
-    text = release_of(cluster, [directory.bundles / node for node in nodes], VALID_FOR, _notes(content)).text()
+    text = new_release(cluster, VALID_FOR, _entries(_changing(content)), notes=_notes(content)).text()
     plan = {**content, "release": hashlib.sha256(text.encode()).hexdigest()}
     plan["digest"] = plan_digest(plan)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

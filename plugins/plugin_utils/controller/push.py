@@ -123,9 +123,11 @@ class Way:
             return Command(f"{self.restricted} {shlex.join([*arguments, '-'])}", data)
         return dataclasses.replace(self.ask([*arguments, "-"]), stdin=data)
 
-    def carry(self, arguments: Sequence[str], bundle: Path | None = None, *, install: bool = False) -> Command:
-        """The program travels with the command, and the bundle if there is one."""
-        data = archive(bundle_files(bundle) if bundle else [(PROGRAM, node_program().encode())])
+    def carry(
+        self, arguments: Sequence[str], bundle: Path | None = None, *, manifest: bytes = b"", install: bool = False
+    ) -> Command:
+        """The program travels with the command, and the bundle if there is one; of that, the manifest that was read."""
+        data = archive(bundle_files(bundle, manifest) if bundle else [(PROGRAM, node_program().encode())])
         if self.restricted:
             return Command(f"{self.restricted} {shlex.join([*arguments, '-'])}", data)
         installed = shlex.quote(self.installed)
@@ -155,9 +157,12 @@ def program_digest() -> str:
     return hashlib.sha256(node_program().encode()).hexdigest()
 
 
-def bundle_files(directory: Path) -> list[tuple[str, bytes]]:
-    """The files of a bundle: those that its manifest lists, the manifest, and its release if it has one."""
-    manifest = (directory / FILE).read_bytes()
+def bundle_files(directory: Path, manifest: bytes = b"") -> list[tuple[str, bytes]]:
+    """The files of a bundle: those that its manifest lists, the manifest, and its release if it has one.
+
+    A manifest that is given is the one that travels: the node refuses files that are not those of it.
+    """
+    manifest = manifest or (directory / FILE).read_bytes()
     names = [*json.loads(manifest)["files"], *(file.name for file in release_files(directory))]
     return [(FILE, manifest), *((name, (directory / name).read_bytes()) for name in names)]
 

@@ -20,6 +20,8 @@ SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 # A result is read by people; whoever needs all of it has the bundles.
 MOST_CHANGES = 1000
 _MOST_LINES = 20
+# What a plan says of a host; the digest is that of its bundle.
+_PLANNED = ("node", "previous", "generation", "digest", "changed", "changes")
 
 
 def service_changes(before: Iterable[str], after: Iterable[str]) -> list[Change]:
@@ -224,7 +226,7 @@ def ledger_line(notes: Iterable[Mapping[str, Any]]) -> str:
 def plan_of(notes: Iterable[Mapping[str, Any]], snapshot: str) -> dict[str, Any]:
     """What a run in check mode would do, as something that can be approved: its digest covers all of it."""
     nodes = {
-        note["host"]: {key: note.get(key) for key in ("node", "previous", "generation", "changed", "changes")}
+        note["host"]: {key: note.get(key) for key in _PLANNED}
         for note in notes
         if note["phase"] == "push" and not note.get("failed")
     }
