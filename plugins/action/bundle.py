@@ -119,6 +119,9 @@ class ActionModule(ControlAction):
         about = {"snapshot": peek(snapshot)}
         if approved:
             about |= {"plan": approved.plan["digest"], "approvers": approved.approvers}
+            for host in steps:
+                entry = approved.plan["hosts"][host]
+                directory.note("planned", host, {key: entry.get(key) for key in ("generation", "digest")})
             if not self.check and outcome.generations.keys() - outcome.errors.keys():
                 following.begin(directory, approved.plan, snapshot, frontends)
         directory.note("about", "localhost", about)

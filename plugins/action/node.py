@@ -69,6 +69,10 @@ _ACTIONS = {
 }
 
 
+def _named(bundle: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in bundle.items())
+
+
 class _AsBefore(AnsibleActionFail):
     """A failure that leaves the node with what it had."""
 
@@ -247,6 +251,7 @@ class ActionModule(RemoteAction):
             raise AnsibleActionFail(
                 f"{directory}: there is no bundle for node {self._name}; run the bundle module first"
             ) from None
+        self._as_planned(directory, manifest)
         answered = self._work.answer(self._host) or {}
         if self._work.noted("ask", self._host) is None:
             self._gathered()
@@ -275,6 +280,21 @@ class ActionModule(RemoteAction):
         self._remember(answer)
         told = self._told(answer, directory, status.get("differences") or (), known=there is not None)
         return {**told, "digest": manifest["digest"]}
+
+    def _as_planned(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+        """A node whose turn comes late still gets what was approved, whoever else writes bundles here."""
+        planned = self._work.noted("planned", self._host)
+        if planned is None:
+            return
+        # A host that the plan leaves as it is has no bundle there, only a generation.
+        wanted = {key: planned[key] for key in ("generation", "digest") if planned[key]}
+        found = {key: manifest.get(key) for key in wanted}
+        if found != wanted:
+            raise _AsBefore(
+                f"{directory}: holds another bundle than the plan that is followed has for {self._host}: "
+                f"{_named(found)} and not {_named(wanted)}. Something else has written there since this run began, as "
+                "akp watch or another run does; see that nothing does while a plan is followed, and follow it again"
+            )
 
     def _stepped(self, archive: Path) -> dict[str, Any]:
         """Give the node what changed, without a question before; where that will not do, the result says so."""

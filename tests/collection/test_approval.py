@@ -195,6 +195,38 @@ def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, invento
     assert again.changed == {"n1": 0}
 
 
+LATE = """\
+- hosts: nodes
+  gather_facts: false
+  become: true
+  tasks:
+    - ansible.builtin.import_role: {name: agentless.kube_proxy.sync, tasks_from: look.yml, rolespec_validate: false}
+    - ansible.builtin.command: cp -rT {{ other }} {{ kube_proxy_dir }}/bundles/n2
+      delegate_to: localhost
+      become: false
+      run_once: true
+    - ansible.builtin.import_role: {name: agentless.kube_proxy.sync, tasks_from: batch.yml, rolespec_validate: false}
+"""
+
+
+def test_a_bundle_that_is_written_while_a_plan_is_followed_is_not_carried(
+    nodes: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    plan = following(playbook("plan-services", inventory, tmp_path))
+    argv = [str(BIN / "akp"), "render", "--cluster", str(external_ip(tmp_path / "more")), "--node", "n2"]
+    argv += ["--config", str(SHOP / "kube-proxy.yaml"), "--output", str(tmp_path / "other")]
+    subprocess.run(argv, check=True, capture_output=True)
+    (tmp_path / "late.yml").write_text(LATE)
+    variables = {**plan, "other": str(tmp_path / "other" / "n2")}
+    late = playbook(str(tmp_path / "late.yml"), inventory, tmp_path, variables=variables, check=False)
+    assert late.recap["n2"]["failed"] == 1
+    assert "akp/bundles/n2: holds another bundle than the plan that is followed has for n2: generation " in late.output
+    assert "kube-dns" in kernel(nodes.node("n1"))
+    assert "kube-dns" not in kernel(nodes.node("n2"))
+    again = playbook("sync-services", inventory, tmp_path, variables=plan)
+    assert again.changed == {"n1": 0, "n2": 1, "n3": 0}
+
+
 @pytest.fixture
 def approved_shop(inventory: Path, tmp_path: Path) -> dict[str, Any]:
     """Nodes that have the shop by a plan, and variables under which Services need one; one node after the other."""

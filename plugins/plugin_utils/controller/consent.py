@@ -70,7 +70,7 @@ class Consent:
     @property
     def under_way(self) -> bool:
         """Whether a plan is being followed: its hosts are for that run alone."""
-        plan = followed_now(self._directory) if self._policy == "frontends" else None
+        plan = followed_now(self._directory)
         return plan is not None and plan.goes_on
 
     def allowed(self, snapshot: Snapshot) -> tuple[Snapshot, tuple[str, ...]]:
