@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .explained import Explained
 from .manifest import FILE, SERVICES_FILE
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 Records: TypeAlias = dict[tuple[str, str, str, str], dict[str, Any]]
 
 _ENDPOINTS = {"endpoints": "endpoint", "localEndpoints": "local endpoint"}
+_SETTINGS = (".conf", "nfacct.rules")
+_RULES = (".rules", ".nft", "ip.batch")
+_MARKER = re.compile("KUBE-PROXY-GENERATION|kube-proxy-generation")
 
 
 class UnreadableBundle(Exception):
@@ -70,7 +75,7 @@ def _checked(record: Any) -> dict[str, Any]:
     for field in ("service", "port", "protocol", "family"):
         if not isinstance(record.get(field, ""), str):
             raise ValueError(f"{field} of {str(record)[:60]} is no text")
-    for field in _ENDPOINTS:
+    for field in (*_ENDPOINTS, "externalIPs", "loadBalancerIPs"):
         if not isinstance(record.get(field, []), list):
             raise ValueError(f"{field} of {str(record)[:60]} is no list")
     return record
@@ -162,42 +167,45 @@ def compare_bundles(old: Path | None, new: Path | None) -> list[Change]:
     after = bundle_records(new) if new else {}
     changes = list(compare_records(before, after))
     if old and new:
-        changes.extend(_other_changes(old, new, explained=bool(changes)))
+        touched = {(each.service, each.port, each.protocol, each.family) for each in changes}
+        records = [side[key] for side in (before, after) for key in touched if key in side]
+        changes.extend(_other_changes(old, new, Explained.by(records)))
     return changes
 
 
-def _other_changes(old: Path, new: Path, *, explained: bool) -> Iterator[Change]:
-    """What belongs to no Service: the mode, sysctls, and rules that every node has."""
+def _other_changes(old: Path, new: Path, explained: Explained) -> Iterator[Change]:
+    """What no Service that changed explains: mode, sysctls, rules that every node has, and those of other Services."""
     before, after = _manifest(old), _manifest(new)
     details = [
         f"~ {field} {before.get(field)} -> {after.get(field)}"
         for field in ("mode", "compat")
         if before.get(field) != after.get(field)
     ]
-    same_mode = not details
+    same_mode = before.get("mode") == after.get("mode")
     names = dict.fromkeys((*before["files"], *after["files"]))
     for name in names:
-        if before["files"].get(name) == after["files"].get(name) or name == SERVICES_FILE:
+        if before["files"].get(name) == after["files"].get(name):
             continue
-        # Rule files change with every Service; they are told line by line only if no Service explains it.
-        if name in ("sysctls.conf", "nfacct.rules") or (
-            same_mode and not explained and name.endswith((".rules", ".nft", "health.conf"))
-        ):
-            details += _lines(name, old / name, new / name)
+        # Of another mode, all rules are others.
+        if name.endswith(_SETTINGS) or (same_mode and name.endswith(_RULES)):
+            was, is_ = (list(explained.others(name, _content(each / name))) for each in (old, new))
+            details += line_changes(was, is_, prefix=f"{name}: ")
     if details:
         yield Change("changed", "node", "", "", "", tuple(details))
 
 
-def _lines(name: str, old: Path, new: Path) -> list[str]:
-    before, after = _content(old), _content(new)
-    gone = [f"- {name}: {line}" for line in before if line not in after]
-    come = [f"+ {name}: {line}" for line in after if line not in before]
-    return gone + come
+def line_changes(before: Sequence[str], after: Sequence[str], prefix: str = "") -> list[str]:
+    """The lines that go and come; or that they are in another order, which matters to rules."""
+    old, new = dict.fromkeys(before), dict.fromkeys(after)
+    gone = [f"- {prefix}{line}" for line in old if line not in new]
+    come = [f"+ {prefix}{line}" for line in new if line not in old]
+    moved = not gone and not come and list(before) != list(after)
+    return gone + come + ([f"~ {prefix}the same lines in another order"] if moved else [])
 
 
-def _content(file: Path) -> dict[str, None]:
-    """The lines that say something, generation and comments apart."""
+def _content(file: Path) -> list[str]:
+    """The lines that say something: headings as well, the generation not."""
     if not file.exists():
-        return {}
+        return []
     lines = file.read_text(encoding="utf-8").splitlines()
-    return dict.fromkeys(line for line in lines if line and not line.startswith("#") and "GENERATION" not in line)
+    return [line for line in lines if line and not line.startswith("# node ") and not _MARKER.search(line)]
