@@ -23,6 +23,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.di
     read_json,
     write_json,
 )
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.probes import (
     InvalidProbe,
     Probe,
@@ -464,12 +465,14 @@ class ActionModule(RemoteAction):
         if not known and bundle is not None:
             after = (bundle / SERVICES_FILE).read_text(encoding="utf-8").splitlines()
         changes = report.service_changes(answer.before, after)
+        previous, generation = str(result.get("previous") or ""), str(result.get("generation") or "")
+        frame = Frontends(self._work.frontends).frame_changes(previous, generation) if generation else []
         other = []
         if result.get("sysctls"):
             other.append(f"sysctls: {result['sysctls']}")
         if answer.installed:
             other.append(f"node program: {self._options['install_path']}")
-        if result["changed"] and not changes and not differences and not other:
+        if result["changed"] and not changes and not frame and not differences and not other:
             other.append("rules or files that belong to no Service")
         counted = report.tally(changes)
         told: dict[str, Any] = {
@@ -484,6 +487,7 @@ class ActionModule(RemoteAction):
             "services": counted["services"],
             "endpoints": counted["endpoints"],
             "changes": report.as_data(changes),
+            "frame": report.as_data(frame),
             "differences": list(differences),
             "seconds": result.get("seconds"),
         }
@@ -492,7 +496,7 @@ class ActionModule(RemoteAction):
         if result.get("warnings"):
             told["warnings"] = [f"{self._host}: {warning}" for warning in result["warnings"]]
         if told["changed"] and self._task.diff:
-            told["diff"] = {"prepared": report.diff_text(changes, differences, other)}
+            told["diff"] = {"prepared": report.diff_text([*frame, *changes], differences, other)}
         return told
 
     # -- the wire

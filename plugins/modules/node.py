@@ -200,6 +200,13 @@ generation:
   type: str
   returned: success
   sample: fa9c6eafd069cc9972575b3015aa4c60a3740d98a146ae12f8a126997b85702f
+frame:
+  description:
+    - What belongs to no Service and changes, settings, sysctls, health listeners and rules, in the form of RV(changes).
+    - As far as the bundles were computed on this control host; of a first one, everything but its rules.
+  type: list
+  elements: dict
+  returned: O(state=applied), O(state=rolled_back) or O(state=restored), if the node had something to do
 digest:
   description: The digest of the bundle that was given, or would be in check mode.
   type: str

@@ -97,7 +97,9 @@ def test_a_plan_needs_its_approvers_here_and_on_the_nodes(
         "dns udp", "dns tcp"
     )
     plan = planned(playbook("plan-services", inventory, tmp_path, variables=variables))
-    assert "on n1, n2, n3:\n  + kube-system/kube-dns:dns udp IPv4\n" in approve(plan, keys["alice"])
+    shown = approve(plan, keys["alice"])
+    assert shown.startswith("on n1, n2, n3:\n  + node: settings\n      + mode iptables\n")
+    assert "\n  + kube-system/kube-dns:dns udp IPv4\n" in shown
     approve(plan, keys["mallory"])
     follow = {**variables, "kube_proxy_plan": str(plan)}
     refused = playbook("sync-services", inventory, tmp_path, variables=follow, check=False)
@@ -193,6 +195,21 @@ def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, invento
     # n1 has what the plan wants, which is as good.
     again = playbook("sync-services", inventory, tmp_path, "--limit", "n1", variables=plan)
     assert again.changed == {"n1": 0}
+
+
+def test_a_plan_tells_of_settings_beside_services(inventory: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
+    first = planned(playbook("plan-services", inventory, tmp_path))
+    shown = approve(first, keys["alice"])
+    assert "  + node: settings\n      + mode iptables\n" in shown
+    assert "  + node: sysctls.conf\n      + net.ipv4.conf.all.route_localnet = 1\n" in shown
+    playbook("sync-services", inventory, tmp_path)
+    config = yaml.safe_load((SHOP / "kube-proxy.yaml").read_text())
+    config |= {"iptables": {"masqueradeAll": True, "localhostNodePorts": False}}
+    more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more")), "kube_proxy_config": config}
+    shown = approve(planned(playbook("plan-services", inventory, tmp_path, variables=more)), keys["alice"])
+    assert "      + iptables.masqueradeAll true\n" in shown
+    assert "      - net.ipv4.conf.all.route_localnet = 1\n" in shown
+    assert "+ externalIPs 192.0.2.77" in shown.replace("~ externalIPs (none) ->", "+ externalIPs")
 
 
 LATE = """\

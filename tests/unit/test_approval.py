@@ -20,6 +20,7 @@ from agentless_kube_proxy.controller.approval import (
     approval_of,
     beside,
     plan_file,
+    plan_text,
     uncovered,
     write_plan,
 )
@@ -143,6 +144,19 @@ def reissue(path: Path) -> None:
     content = {key: value for key, value in (read_json(path) or {}).items() if key != "release"}
     release.write_text(re.sub("note plan .*", f"note plan {plan_digest(content)}", release.read_text()))
     forge(path, release=hashlib.sha256(release.read_bytes()).hexdigest())
+
+
+def test_what_belongs_to_no_service_is_shown_before_services(written: Path) -> None:
+    hosts = (read_json(written) or {})["hosts"]
+    titles = {"service": "node: settings", "port": "", "protocol": "", "family": ""}
+    setting = {"action": "changed", **titles, "details": ["+ iptables.masqueradeAll true"]}
+    told = plan_text({"hosts": {"n1": {**hosts["n1"], "frame": [setting]}}})
+    assert told[:4] == [
+        "on n1:",
+        "  ~ node: settings",
+        "      + iptables.masqueradeAll true",
+        "  + shop/web:http tcp IPv4",
+    ]
 
 
 def undersign(path: Path, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ def state(services: int, *endpoints: str, **config: Any) -> State:
     objects = [service(f"s{i}", clusterIP=f"10.96.1.{i}") for i in range(1, services + 1)]
     slices = [slice_of("s1", *endpoints)] if endpoints else []
     return render(*objects, *slices, **config)
+
+
+PLAIN = json.dumps([{"kind": "KubeProxyConfiguration", "clusterCIDR": "10.244.0.0/16"}, {"annotations": False}])
+MASQUERADING = PLAIN.replace("{", '{"iptables": {"masqueradeAll": true}, ', 1)
 
 
 @pytest.fixture
@@ -41,9 +46,68 @@ def test_generations_that_differ_in_endpoints_have_the_same_frontends(frontends:
 
 def test_settings_are_frontends_too(frontends: Frontends) -> None:
     masquerading = state(3, "10.244.1.1", iptables={"masqueradeAll": True})
-    (one,), (two,) = learned(frontends, state(3)), learned(frontends, masquerading, settings="masqueradeAll")
+    (one,), (two,) = learned(frontends, state(3)), learned(frontends, masquerading, settings=MASQUERADING)
     assert frontends.name(one) != frontends.name(two)
     assert [each.service for each in frontends.changes(frontends.name(one), frontends.name(two))] == ["node"]
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
+def test_endpoints_of_the_node_itself_are_no_frontends(frontends: Frontends, mode: str) -> None:
+    none, one, two = learned(
+        frontends, *(state(3, *ips, mode=mode) for ips in ((), ("10.244.1.1",), ("10.244.1.1", "10.244.1.2")))
+    )
+    assert frontends.name(none) == frontends.name(one) == frontends.name(two)
+    assert frontends.frame_changes(one, two) == frontends.frame_changes(none, one) == []
+
+
+def test_settings_are_told_whatever_else_changes(frontends: Frontends) -> None:
+    (one,) = learned(frontends, state(3), settings=PLAIN)
+    (two,) = learned(frontends, state(4, iptables={"masqueradeAll": True}), settings=MASQUERADING)
+    told = [each.title for each in frontends.changes(frontends.name(one), frontends.name(two))]
+    assert told == ["node", "shop/s4:http tcp IPv4"]
+    (change,) = frontends.frame_changes(one, two)
+    assert (change.action, change.title) == ("changed", "node: settings")
+    assert change.details == ("+ iptables.masqueradeAll true",)
+    needed = unapproved("frontends", frontends, {"n1": (one, two)})
+    assert "(changed node, added shop/s4:http tcp IPv4)" in needed["n1"]
+
+
+def frame(frontends: Frontends, before: str, after: str) -> dict[str, tuple[str, ...]]:
+    return {each.title: each.details for each in frontends.frame_changes(before, after)}
+
+
+def test_what_belongs_to_no_service_is_told_line_by_line(frontends: Frontends) -> None:
+    bit = {"iptables": {"masqueradeBit": 15}}
+    conntrack = {"conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "5s", "tcpCloseWaitTimeout": "0s"}}
+    one, two = learned(frontends, state(3), state(4, **bit, **conntrack, nodePortAddresses=["172.18.0.0/24"]))
+    told = frame(frontends, one, two)
+    assert told["node: IPv4 nat KUBE-MARK-MASQ"] == (
+        "- -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000",
+        "+ -A KUBE-MARK-MASQ -j MARK --set-xmark 0x8000/0x8000",
+    )
+    assert "+ net.netfilter.nf_conntrack_tcp_timeout_established = 5" in told["node: sysctls.conf"]
+    assert told["node: health.conf"] == ("- listen ipv4 0.0.0.0", "+ listen ipv4 172.18.0.11")
+    assert not any("s4" in each for each in (*told, *told.values()))
+
+
+def test_what_there_is_nothing_to_compare_with_is_told_in_full(frontends: Frontends) -> None:
+    one, other = learned(frontends, state(1), state(1, mode="nftables"), settings=PLAIN)
+    first = frame(frontends, "", one)
+    assert first["node: settings"] == ("+ mode iptables", "+ compat 1.37", '+ clusterCIDR "10.244.0.0/16"')
+    assert set(first) == {"node: settings", "node: sysctls.conf", "node: nfacct.rules", "node: health.conf"}
+    unknown = frame(frontends, "f" * 64, one)
+    assert unknown["node: settings"][0].startswith("~ what it had before was not computed here")
+    assert unknown["node: settings"][1:] == first["node: settings"]
+    assert "were not computed here" in str(frontends.frame_changes(one, "f" * 64))
+    assert frame(frontends, one, other)["node: settings"] == ("~ mode iptables -> nftables",)
+    assert not [name for name in frame(frontends, one, other) if "IPv4" in name], "all rules are others"
+
+
+def test_frames_that_an_earlier_version_did_not_keep_are_learned(frontends: Frontends, tmp_path: Path) -> None:
+    (one,) = learned(frontends, state(1), settings=PLAIN)
+    (tmp_path / "frontends" / f"f-{one}").unlink()
+    learned(frontends, state(1), settings=PLAIN)
+    assert "node: settings" in frame(frontends, "", one)
 
 
 def test_a_node_may_lose_so_much_and_no_more(frontends: Frontends) -> None:
@@ -111,7 +175,8 @@ def test_old_generations_are_forgotten_and_needed_ones_kept(frontends: Frontends
     links = {each.name[2:] for each in (tmp_path / "frontends").glob("g-*")}
     assert generations[0] in links
     assert len(links) == 102
-    assert {each.name[2:] for each in (tmp_path / "frontends").glob("e-*")} == links
+    for kind in "ef":
+        assert {each.name[2:] for each in (tmp_path / "frontends").glob(f"{kind}-*")} == links
     assert frontends.name(generations[0])
 
 

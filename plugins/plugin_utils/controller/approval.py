@@ -328,18 +328,19 @@ def plan_text(content: Mapping[str, Any]) -> list[str]:
     hosts: dict[str, list[str]] = {}
     for host, each in content["hosts"].items():
         if each.get("changed"):
-            changes = [Change(**{**one, "details": tuple(one["details"])}) for one in each.get("changes") or ()]
+            told = [*(each.get("frame") or ()), *(each.get("changes") or ())]
+            changes = [Change(**{**one, "details": tuple(one["details"])}) for one in told]
             texts = [diff_text([one], ()) for one in changes] or [diff_text((), (), ("rules of no Service",))]
-            if len(changes) == MOST_CHANGES:
+            if len(each.get("changes") or ()) == MOST_CHANGES:
                 texts.append(diff_text((), (), ("more, which a plan does not list",)))
             # What is signed is for the Node, whatever the host is called.
             name = host if each.get("node") == host else f"{host} (Node {each.get('node')})"
             for text in texts:
                 hosts.setdefault(text, []).append(name)
     groups: dict[tuple[str, ...], list[str]] = {}
-    for text, found in hosts.items():
-        groups.setdefault(tuple(sorted(found)), []).append(text)
+    for text, having in hosts.items():
+        groups.setdefault(tuple(sorted(having)), []).append(text)
     lines = []
-    for names, told in groups.items():
-        lines += [f"on {shown(names, 20)}:", *(f"  {line}" for text in told for line in text.splitlines())]
+    for names, found in groups.items():
+        lines += [f"on {shown(names, 20)}:", *(f"  {line}" for text in found for line in text.splitlines())]
     return lines or ["no node would change"]

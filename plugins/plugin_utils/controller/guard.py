@@ -4,8 +4,8 @@
 
 For every generation that was computed here, the frontends that it serves are kept: which Services, under which
 addresses and ports. Most generations of a cluster share them, so there are few such files, and few of those that name
-the service ports without endpoints. A node that says which generation it has can then be compared with what it shall
-have, without asking it for more.
+the service ports without endpoints, or that hold what belongs to no Service. A node that says which generation it has
+can then be compared with what it shall have, without asking it for more.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..bundle.compare import Change, Records, compare_records, parse_records
+from .directory import read_json
+from .frame import NOT_KNOWN, frame_changes, frame_record, without_endpoints
 
 if TYPE_CHECKING:
     from ..backends.state import Fragment, State
 
-# A frame holds what belongs to no Service; this much of it follows from endpoints.
-_OF_ENDPOINTS = ("file", "health.conf")
+# This much of a frame changes without anybody having to agree: whether the node itself is fit, and where it says so.
+_HEALTH = ("file", "health.conf")
 _SERVICES = ("file", "services.jsonl")
 _ENDPOINTS = ("endpoints", "localEndpoints")
 _FRAME = "frame"
@@ -50,12 +52,13 @@ class Frontends:
         self._folder = folder
         self._fragments: dict[bytes, tuple[bytes, str, str]] = {}
         self._records: dict[str, Records] = {}
+        self._frames: dict[str, str] = {}
         self._ports: dict[tuple[str, str], Ports] = {}
 
     def learn(self, state: State, settings: str) -> None:
         """Remember what a state serves, and the settings that it came of."""
-        link = self._folder / f"g-{state.generation}"
-        if link.exists():
+        # An earlier version kept no frames.
+        if all((self._folder / f"{kind}-{state.generation}").exists() for kind in "fg"):
             return
         frame = self._frame(state, settings)
         parts = [self._frontend(each) for each in state.fragments]
@@ -68,10 +71,14 @@ class Frontends:
         idle_file = self._folder / f"{hashlib.sha256(idle.encode()).hexdigest()}.idle"
         if not idle_file.exists():
             self._write(idle_file, idle)
+        framed = json.dumps(frame_record(state, settings), sort_keys=True)
+        frame_file = self._folder / f"{hashlib.sha256(framed.encode()).hexdigest()}.frame"
+        if not frame_file.exists():
+            self._write(frame_file, framed)
         # The one that tells whether a generation is known comes last.
-        for each, target in ((self._folder / f"e-{state.generation}", idle_file), (link, file)):
+        for kind, target in (("e", idle_file), ("f", frame_file), ("g", file)):
             with contextlib.suppress(FileExistsError):
-                each.symlink_to(target.name)
+                (self._folder / f"{kind}-{state.generation}").symlink_to(target.name)
 
     @staticmethod
     def _write(file: Path, text: str) -> None:
@@ -92,8 +99,9 @@ class Frontends:
     def _frame(state: State, settings: str) -> str:
         digest = hashlib.sha256(f"{state.mode} {state.compat} {settings}\n".encode())
         for obj, text in state.frame.items():
-            if obj != _OF_ENDPOINTS:
-                digest.update(f"{' '.join(obj)}\0{text.head}\0{text.tail}\0".encode())
+            if obj != _HEALTH:
+                head, tail = without_endpoints(text.head), without_endpoints(text.tail)
+                digest.update(f"{' '.join(obj)}\0{head}\0{tail}\0".encode())
         return json.dumps({_FRAME: digest.hexdigest(), "mode": state.mode}, separators=(",", ":")) + "\n"
 
     def name(self, generation: str) -> str:
@@ -112,6 +120,7 @@ class Frontends:
         if known is None:
             lines = (self._folder / name).read_text(encoding="utf-8").splitlines()
             known = self._records[name] = parse_records(lines[1:])
+            self._frames[name] = lines[0]
         return known
 
     def ports(self, generation: str) -> Ports | None:
@@ -130,14 +139,25 @@ class Frontends:
     def changes(self, before: str, after: str) -> list[Change]:
         """What differs between two names."""
         found = list(compare_records(self.records(before) if before else {}, self.records(after)))
-        if before and not found and before != after:
-            return [Change("changed", "node", "", "", "", ("~ rules or settings that belong to no Service",))]
+        if before and self._frames[before] != self._frames[after]:
+            found.insert(0, Change("changed", "node", "", "", "", ("~ rules or settings that belong to no Service",)))
         return found
+
+    def frame_changes(self, before: str, after: str) -> list[Change]:
+        """What differs between two generations and belongs to no Service; if the first is empty or not known, all."""
+        names = (self._target("f", before), self._target("f", after))
+        if before == after or (names[0] and names[0] == names[1]):
+            return []
+        new = read_json(self._folder / names[1]) if names[1] else None
+        if new is None:
+            return [NOT_KNOWN]
+        return frame_changes(read_json(self._folder / names[0]) if names[0] else None, new, first=not before)
 
     def forget(self, needed: Iterable[str]) -> None:
         """Keep the generations that are needed, as many others of the latest, and the files of those."""
         self._fragments.clear()
         self._records.clear()
+        self._frames.clear()
         self._ports.clear()
         kept = set(needed)
         links = sorted(self._folder.glob("g-*"), key=lambda each: each.lstat().st_mtime, reverse=True)
@@ -145,10 +165,11 @@ class Frontends:
         others = [each for each in links if each.name[2:] not in kept]
         for each in others[spare:]:
             each.unlink(missing_ok=True)
-            each.with_name(f"e-{each.name[2:]}").unlink(missing_ok=True)
+            for kind in "ef":
+                each.with_name(f"{kind}-{each.name[2:]}").unlink(missing_ok=True)
         if len(others) > spare:
-            used = {str(each.readlink()) for each in self._folder.glob("[eg]-*")}
-            for file in (*self._folder.glob("*.jsonl"), *self._folder.glob("*.idle")):
+            used = {str(each.readlink()) for each in self._folder.glob("[efg]-*")}
+            for file in (*self._folder.glob("*.jsonl"), *self._folder.glob("*.idle"), *self._folder.glob("*.frame")):
                 if file.name not in used:
                     file.unlink(missing_ok=True)
 

@@ -20,8 +20,8 @@ SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 # A result is read by people; whoever needs all of it has the bundles.
 MOST_CHANGES = 1000
 _MOST_LINES = 20
-# What a plan says of a host; the digest is that of its bundle.
-_PLANNED = ("node", "previous", "generation", "digest", "changed", "changes")
+# What a plan says of a host; the digest is that of its bundle, the frame what belongs to no Service.
+_PLANNED = ("node", "previous", "generation", "digest", "changed", "changes", "frame")
 
 
 def service_changes(before: Iterable[str], after: Iterable[str]) -> list[Change]:
