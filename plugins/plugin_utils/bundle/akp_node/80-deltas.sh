@@ -104,12 +104,12 @@ delta_services() {
     { grep '^+' "$bundle/services.jsonl.diff" || :; grep '^-' "$bundle/services.jsonl.diff" || :; } >"$work/services"
     [ -n "$max_removed" ] || return 0
     share=$(awk -v limit="$max_removed" "$AWK_SHRINK"'
-        FNR == NR { n++; next }
+        FNR == NR { count($0); next }
         { line = substr($0, 2) }
         /^\+/ { alive[key(line)] = 1; next }
         !(key(line) in alive) { lose(line) }
-        END { refuse("about ", n, limit) }
-        ' "$STATE/bundles/$r_digest/services.jsonl" "$work/services")
+        END { refuse("about ", "service ports would be removed", limit) }
+        ' "$STATE/bundles/$r_digest/services.jsonl" "$work/services") || die 3 "the comparison of service ports failed (is ${TMPDIR:-/tmp} full?)"
     [ -z "$share" ] || die_shrunken
 }
 

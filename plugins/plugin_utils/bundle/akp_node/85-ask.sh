@@ -9,22 +9,30 @@ dry_run=
 known=
 HOST_TOOLS='iptables ip6tables nft ipset ipvsadm conntrack nfacct unshare'
 
-# awk: what a line of services.jsonl stands for, and the words of a refusal.
+# awk: what a line of services.jsonl stands for, and the words of a refusal. A port counts once, whichever of its families it
+# has or loses: losing all of one is losing that of every Service.
 AWK_SHRINK='
 function key(line) { return match(line, /"family":"IPv[46]"/) ? substr(line, 1, RSTART + RLENGTH) : line }
+function port(line,   i) { i = index(line, ",\"family\":"); return i ? substr(line, 1, i) : line }
+# The API server keeps its own endpoints itself, whatever becomes of all others.
+function busy(line) { return index(line, "\"endpoints\":[\"") && index(line, "{\"service\":\"default/kubernetes\",") != 1 }
+function count(line) { if (!(port(line) in counted)) { counted[port(line)] = 1; n++ } }
 function lose(line,   word) {
+    if (port(line) in lost) return
+    lost[port(line)] = 1
     if (++removed > 10) return
     split(line, word, "\"")
     names = names (removed > 1 ? ", " : "") word[4] ":" word[8] " " word[12] " " word[16]
 }
-function refuse(about, n, limit) {
+function refuse(about, what, limit) {
     if (!n || removed * 100 <= limit * n) return
-    printf "%d of %s%d service ports would be removed, more than %d %%: %s%s\n", removed, about, n, limit, names, (removed > 10 ? ", ..." : "")
+    printf "%d of %s%d %s, more than %d %%: %s%s\n", removed, about, n, what, limit, names, (removed > 10 ? ", ..." : "")
 }
 '
 
 # Compare the service ports of two bundle directories (a missing one has none) into $work/services, and
-# refuse (2) if more than $max_removed percent of the old ones would be gone.
+# refuse (2) if more than $max_removed percent of the old ones would be gone; or, if none has endpoints any more, of those
+# that had some.
 compare_services() {
     [ -n "$services$max_removed" ] || return 0
     for d in "$1" "$2"; do [ -f "$d/services.jsonl" ] || : >"$work/services.jsonl"; done
@@ -32,15 +40,26 @@ compare_services() {
     [ -f "$old" ] || old=$work/services.jsonl
     [ -f "$new" ] || new=$work/services.jsonl
     share=$(awk -v out="$work/services" -v limit="${max_removed:-100}" "$AWK_SHRINK"'
-        pass == 1 { before[$0] = 1; order[++n] = $0; next }
-        { alive[key($0)] = 1; if ($0 in before) delete before[$0]; else { print "+" $0 > out } }
+        pass == 1 { before[$0] = 1; order[++lines] = $0; next }
+        {
+            alive[key($0)] = 1
+            if (busy($0)) served = 1
+            if ($0 in before) delete before[$0]; else print "+" $0 > out
+        }
         END {
             printf "" > out
-            for (i = 1; i <= n; i++) {
-                if (!(key(order[i]) in alive)) lose(order[i])
-                if (order[i] in before) print "-" order[i] > out
+            for (i = 1; i <= lines; i++) {
+                line = order[i]
+                if (line in before) print "-" line > out
+                if (!served && busy(line) && key(line) in alive) emptied = 1
             }
-            refuse("", n, limit)
+            for (i = 1; i <= lines; i++) {
+                line = order[i]
+                if (emptied && !busy(line)) continue
+                count(line)
+                if (emptied || !(key(line) in alive)) lose(line)
+            }
+            refuse("", emptied ? "service ports that have endpoints would be removed or have none left" : "service ports would be removed", limit)
         }' pass=1 "$old" pass=2 "$new") || die 3 "the comparison of service ports failed (is ${TMPDIR:-/tmp} full?)"
     [ -z "$share" ] || die_shrunken
 }
