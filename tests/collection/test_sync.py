@@ -275,7 +275,7 @@ def test_a_cluster_without_endpoints_is_no_better_than_one_without_services(
     variables: dict[str, Any] = {"kube_proxy_cluster_dir": str(shop)}
     run = playbook("sync-services", inventory, tmp_path, variables=variables, check=False)
     told = " ".join(run.output.split())
-    assert "service ports would be removed or have no endpoints left, more than 50 %: " in told
+    assert "service ports that have endpoints would be removed or have none left, more than 50 %: " in told
     assert "shop/frontend:http tcp IPv4 (no endpoints left)" in told
     assert [rules(node) for node in nodes.nodes] == before
     variables["kube_proxy_max_removed_percent"] = 100

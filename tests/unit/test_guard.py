@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.controller.approval import unapproved
-from agentless_kube_proxy.controller.guard import Frontends, Shrunken, losses, refuse_shrinkage, service_ports
+from agentless_kube_proxy.controller.guard import (
+    Frontends,
+    Shrunken,
+    losses,
+    refuse_shrinkage,
+    service_ports,
+)
 
-from .build import render, service, slice_of
+from .build import port, render, service, slice_of
 
 
 def state(services: int, *endpoints: str, **config: Any) -> State:
@@ -147,7 +153,7 @@ def test_a_cluster_whose_services_all_lose_their_endpoints_is_shrunken(frontends
     with pytest.raises(Shrunken) as refused:
         refuse_shrinkage(frontends, {"n1": (all_, none)}, 50)
     assert (
-        "on n1, 4 of 4 service ports would be removed or have no endpoints left, more than 50 %: "
+        "on n1, 4 of 4 service ports that have endpoints would be removed or have none left, more than 50 %: "
         "shop/s1:http tcp IPv4 (no endpoints left), shop/s2:http" in str(refused.value)
     )
     with pytest.raises(Shrunken, match=r"4 of 4 .*: shop/s1:http tcp IPv4 \(no .*, shop/s4:http tcp IPv4\. If that"):
@@ -160,8 +166,32 @@ def test_a_cluster_whose_services_all_lose_their_endpoints_is_shrunken(frontends
 
 def test_a_watch_counts_lost_endpoints_the_same() -> None:
     before, after = service_ports(served(4).fragments), service_ports(served(0).fragments)
-    assert "4 of 4 service ports would be removed or have no endpoints left" in losses({"n1": (before, after, 50)})
+    assert "4 of 4 service ports that have endpoints would be" in losses({"n1": (before, after, 50)})
     assert losses({"n1": (after, before, 0), "n2": (before, service_ports(served(1).fragments), 0)}) == ""
+
+
+API_SERVER = [
+    service("kubernetes", "default", clusterIP="10.96.0.1", ports=[port(443, "https")]),
+    slice_of(
+        "kubernetes", "192.0.2.5", namespace="default", ports=[{"name": "https", "port": 6443, "protocol": "TCP"}]
+    ),
+]
+
+
+def test_the_slice_that_the_api_server_keeps_itself_does_not_make_an_answer_a_whole_one() -> None:
+    """It is there as long as there is an API server, even if all other slices are lost."""
+    slices = [slice_of(f"s{i}", f"10.244.1.{i}") for i in range(1, 5)]
+    objects = [*API_SERVER, *(service(f"s{i}", clusterIP=f"10.96.1.{i}") for i in range(1, 5))]
+    full, one, none = (service_ports(render(*objects, *slices[:live]).fragments) for live in (4, 1, 0))
+    assert none.idle != none.known
+    assert losses({"n1": (full, none, 50)}).startswith("on n1, 4 of 4 service ports that have endpoints would be ")
+    assert losses({"n1": (full, one, 50), "n2": (none, full, 0), "n3": (none, none, 0)}) == ""
+
+
+def test_services_that_never_had_endpoints_do_not_outweigh_those_that_lose_theirs() -> None:
+    before, after = service_ports(served(2, 10).fragments), service_ports(served(0, 10).fragments)
+    assert losses({"n1": (before, after, 50)}).startswith("on n1, 2 of 2 service ports that have endpoints would be ")
+    assert losses({"n1": (before, after, 100)}) == ""
 
 
 def test_what_is_not_known_here_is_left_to_the_node(frontends: Frontends) -> None:

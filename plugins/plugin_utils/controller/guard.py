@@ -32,6 +32,8 @@ _SERVICES = ("file", "services.jsonl")
 _ENDPOINTS = ("endpoints", "localEndpoints")
 _FRAME = "frame"
 _MOST_NAMES = 20
+_REMOVED = "service ports would be removed"
+_API_SERVER = ("default/kubernetes:", "default/kubernetes ")
 
 
 class Ports(NamedTuple):
@@ -184,8 +186,8 @@ def _without_endpoints(text: str) -> str:
 def refuse_shrinkage(frontends: Frontends, steps: Mapping[str, tuple[str, str]], percent: int) -> None:
     """Stop if a host would lose more than a share of its service ports. Steps: host -> generation now, generation then.
 
-    If no Service has endpoints any more, those that had are lost as well: an answer without EndpointSlices is as empty
-    as one without Services.
+    If no Service has endpoints any more, those that had are lost: an answer without EndpointSlices is as empty as one
+    without Services.
     A host whose generation was not computed here is not judged here; it judges itself when it gets its bundle.
     """
     judged = {}
@@ -209,16 +211,24 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
     told = []
     for (before, after, percent), hosts in groups.items():
         gone = before.known - after.known
+        served = _of_others(before.known - before.idle)
         # Some are scaled down to nothing every night; that all are is an answer without EndpointSlices.
-        emptied = (before.known & after.idle) - before.idle if after.idle == after.known else frozenset()
-        if (len(gone) + len(emptied)) * 100 > percent * len(before.known):
-            how = "be removed or have no endpoints left" if emptied else "be removed"
-            names = sorted([*gone, *(f"{each} (no endpoints left)" for each in emptied)])
+        emptied = served & after.idle if not _of_others(after.known - after.idle) else frozenset()
+        lost, had = (emptied | (gone & served), served) if emptied else (gone, before.known)
+        count, most = len(lost), len(had)
+        if count * 100 > percent * most:
+            what = "service ports that have endpoints would be removed or have none left" if emptied else _REMOVED
+            names = sorted([*(gone & lost), *(f"{each} (no endpoints left)" for each in emptied)])
             told.append(
-                f"on {shown(sorted(hosts), 5)}, {len(names)} of {len(before.known)} service ports would {how}, more "
-                f"than {percent} %: {shown(names, _MOST_NAMES)}"
+                f"on {shown(sorted(hosts), 5)}, {count} of {most} {what}, more than {percent} %: "
+                f"{shown(names, _MOST_NAMES)}"
             )
     return "; ".join(told)
+
+
+def _of_others(ports: frozenset[str]) -> frozenset[str]:
+    """Those that are not the API server's own: it writes their EndpointSlice itself, whatever becomes of all others."""
+    return frozenset(each for each in ports if not each.startswith(_API_SERVER))
 
 
 @lru_cache(maxsize=16)
