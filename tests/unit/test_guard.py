@@ -11,6 +11,7 @@ from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.controller.approval import unapproved
 from agentless_kube_proxy.controller.guard import (
     Frontends,
+    Ports,
     Shrunken,
     losses,
     refuse_shrinkage,
@@ -192,6 +193,28 @@ def test_services_that_never_had_endpoints_do_not_outweigh_those_that_lose_their
     before, after = service_ports(served(2, 10).fragments), service_ports(served(0, 10).fragments)
     assert losses({"n1": (before, after, 50)}).startswith("on n1, 2 of 2 service ports that have endpoints would be ")
     assert losses({"n1": (before, after, 100)}) == ""
+
+
+def test_a_cluster_that_loses_one_of_its_families_is_shrunken() -> None:
+    """All Services are there, and half of their addresses."""
+
+    def both(*families: str) -> Ports:
+        ips = {"IPv4": "10.96.1.{}", "IPv6": "fd00:10:96::{}"}
+        names = range(1, 4)
+        spec = [[ips[each].format(i) for each in families] for i in names]
+        made = [
+            service(f"s{i}", ipFamilies=list(families), clusterIPs=each, clusterIP=each[0])
+            for i, each in zip(names, spec, strict=True)
+        ]
+        return service_ports(render(*made, service("old", clusterIP="10.96.2.1")).fragments)
+
+    full, half = both("IPv4", "IPv6"), both("IPv4")
+    assert losses({"n1": (full, half, 50)}).startswith(
+        "on n1, 3 of 4 service ports would be removed, more than 50 %: shop/s1:http tcp IPv6, shop/s2:http tcp IPv6"
+    )
+    assert losses({"n1": (full, half, 75), "n2": (half, full, 0)}) == ""
+    few = Ports(half.known | {"shop/old:http tcp IPv6"}, half.idle)
+    assert losses({"n1": (few, half, 50)}) == "", "the one that had both families is one of four"
 
 
 def test_what_is_not_known_here_is_left_to_the_node(frontends: Frontends) -> None:

@@ -187,7 +187,7 @@ def refuse_shrinkage(frontends: Frontends, steps: Mapping[str, tuple[str, str]],
     """Stop if a host would lose more than a share of its service ports. Steps: host -> generation now, generation then.
 
     If no Service has endpoints any more, those that had are lost: an answer without EndpointSlices is as empty as one
-    without Services.
+    without Services. A port is lost if one of its families is.
     A host whose generation was not computed here is not judged here; it judges itself when it gets its bundle.
     """
     judged = {}
@@ -215,7 +215,7 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
         # Some are scaled down to nothing every night; that all are is an answer without EndpointSlices.
         emptied = served & after.idle if not _of_others(after.known - after.idle) else frozenset()
         lost, had = (emptied | (gone & served), served) if emptied else (gone, before.known)
-        count, most = len(lost), len(had)
+        count, most = len(_without_family(lost)), len(_without_family(had))
         if count * 100 > percent * most:
             what = "service ports that have endpoints would be removed or have none left" if emptied else _REMOVED
             names = sorted([*(gone & lost), *(f"{each} (no endpoints left)" for each in emptied)])
@@ -229,6 +229,11 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
 def _of_others(ports: frozenset[str]) -> frozenset[str]:
     """Those that are not the API server's own: it writes their EndpointSlice itself, whatever becomes of all others."""
     return frozenset(each for each in ports if not each.startswith(_API_SERVER))
+
+
+def _without_family(ports: frozenset[str]) -> frozenset[str]:
+    """Each port once, whichever of its families they are: losing all of one is losing that of every Service."""
+    return frozenset(each.rpartition(" ")[0] for each in ports)
 
 
 @lru_cache(maxsize=16)
