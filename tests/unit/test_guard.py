@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agentless_kube_proxy.backends.state import State
+from agentless_kube_proxy.bundle.archive import UnreadableArchive, archive, lines_of
+from agentless_kube_proxy.bundle.write import bundle_parts
 from agentless_kube_proxy.controller.approval import unapproved
 from agentless_kube_proxy.controller.guard import (
     Frontends,
     Ports,
     Shrunken,
     losses,
+    recorded_ports,
     refuse_shrinkage,
     service_ports,
 )
@@ -136,10 +140,21 @@ def test_a_state_and_what_is_kept_of_it_name_the_same_service_ports(frontends: F
     learned(frontends, one)
     ports = service_ports(one.fragments)
     assert ports == frontends.ports(one.generation)
+    archived = archive((name, text.encode()) for name, text in bundle_parts(one)[1])
+    assert ports == recorded_ports(lines_of(archived, "services.jsonl"))
     assert ports.idle == {"shop/s2:http tcp IPv4", "shop/s3:http tcp IPv4"}
     fewer = service_ports(state(1, "10.244.1.1").fragments)
     assert losses({"n1": (ports, fewer, 70)}) == ""
     assert losses({"n1": (ports, fewer, 60), "n2": (ports, fewer, 100)}).startswith("on n1, 2 of 3 service ports")
+
+
+def test_an_archive_gives_back_what_was_put_in_or_says_that_it_cannot() -> None:
+    whole = archive([("one", b"1\n== two 1\n"), ("none", b""), ("two", b"2\n")])
+    found = [lines_of(whole, name) for name in ("one", "none", "two", "three")]
+    assert found == [["1", "== two 1"], [], ["2"], []]
+    for broken in (b"", b"text", whole[:-9], gzip.compress(b"== one 1\n"), gzip.compress(b"no mark\n==\n")):
+        with pytest.raises(UnreadableArchive):
+            lines_of(broken, "two")
 
 
 def served(live: int, services: int = 4) -> State:

@@ -17,6 +17,7 @@ from agentless_kube_proxy.bundle import publish as publishing
 from agentless_kube_proxy.bundle.publish import Publication, Terms
 from agentless_kube_proxy.bundle.release import NAMESPACE, Release, parse_release, split
 from agentless_kube_proxy.cli import main
+from agentless_kube_proxy.controller.publish import History
 from agentless_kube_proxy.ledger import entries
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
@@ -183,13 +184,61 @@ def test_a_node_that_the_cluster_lost_is_withdrawn(shop: Shop) -> None:
 def test_a_cluster_that_lost_its_services_is_not_published(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     shop.publish()
     before = shop.releases()
-    for file in shop.cluster.glob("*.yaml"):
-        if file.name not in ("nodes.yaml", "kube-dns.yaml", "servicecidr.yaml"):
-            file.unlink()
+    lose_services(shop)
     assert shop.publish() == 2
     assert "service ports would be removed, more than 50 %" in capsys.readouterr().err
     assert shop.releases() == before
     assert shop.publish("--max-removed", "100") == 0
+
+
+def lose_services(shop: Shop) -> None:
+    for file in shop.cluster.glob("*.yaml"):
+        if file.name not in ("nodes.yaml", "kube-dns.yaml", "servicecidr.yaml"):
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    "how", ["no deltas", "no history", "another engine", "one node at a time", "a history that no node was offered"]
+)
+def test_what_is_offered_now_is_what_counts_whatever_is_left_of_the_history(
+    shop: Shop, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--deltas", "0") if how == "no deltas" else ()
+    assert shop.publish(*options) == 0
+    if how == "no history":
+        shutil.rmtree(shop.history)
+    elif how == "one node at a time":
+        for step in range(4):
+            shop.move_endpoint(f"10.244.1.{90 + step}")
+            assert shop.publish("--node", "n1") == 0
+    before = shop.releases()
+    lose_services(shop)
+    if how == "another engine":
+        monkeypatch.setattr(History, "bases", lambda *_: iter(()))
+    elif how == "a history that no node was offered":
+        key, shop.key = shop.key, shop.key.with_name("nobody")
+        assert shop.publish("--max-removed", "100") == 2
+        shop.key = key
+        assert sorted(each.name for each in shop.history.iterdir()) == ["1", "2"]
+        dns = shop.cluster / "kube-dns.yaml"
+        dns.write_text(dns.read_text().replace("10.244.1.", "10.244.9."))
+    capsys.readouterr()
+    assert shop.publish(*options, "--node", "n2") == 2
+    assert "service ports would be removed, more than 50 %" in capsys.readouterr().err
+    assert shop.releases() == before
+    assert shop.publish(*options, "--max-removed", "100") == 0
+
+
+def test_a_bundle_that_is_not_there_any_more_leaves_the_history_to_judge_by(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.publish()
+    shutil.rmtree(shop.output / "objects")
+    lose_services(shop)
+    assert shop.publish() == 2
+    assert "service ports would be removed, more than 50 %" in capsys.readouterr().err
+    shutil.rmtree(shop.history)
+    assert shop.publish() == 0, "there is nothing left to compare with"
 
 
 def test_a_publisher_that_dies_anywhere_leaves_a_whole_publication(shop: Shop) -> None:

@@ -8,10 +8,15 @@ For each file a line `== NAME LINES` and then that many lines; `==` alone is the
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable
 
 FAST = 1
 SMALL = 9
+
+
+class UnreadableArchive(Exception):
+    """Bytes that are no archive, or not all of one."""
 
 
 def archive(files: Iterable[tuple[str, bytes]], level: int = FAST) -> bytes:
@@ -22,3 +27,18 @@ def archive(files: Iterable[tuple[str, bytes]], level: int = FAST) -> bytes:
             raise ValueError(f"{name}: its last line has no end")
         parts += [f"== {name} {content.count(10)}\n".encode(), content]
     return gzip.compress(b"".join([*parts, b"==\n"]), compresslevel=level, mtime=0)
+
+
+def lines_of(data: bytes, name: str) -> list[str]:
+    """The lines of one file of a stream, none if it has no such file; UnreadableArchive if it is no stream."""
+    try:
+        lines = gzip.decompress(data).decode().split("\n")
+        at = 0
+        while lines[at] != "==":
+            _mark, found, count = lines[at].split(" ")
+            first, at = at + 1, at + 1 + int(count)
+            if found == name:
+                return lines[first:at]
+    except (EOFError, IndexError, OSError, ValueError, zlib.error) as error:
+        raise UnreadableArchive(str(error)) from error
+    return []

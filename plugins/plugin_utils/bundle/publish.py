@@ -23,7 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..backends.state import State, delta
-from .archive import SMALL, archive
+from .archive import SMALL, UnreadableArchive, archive, lines_of
+from .manifest import SERVICES_FILE
 from .release import (
     DeltaEntry,
     Entry,
@@ -112,6 +113,18 @@ class Publication:
             known = self.current(node)
             found[node] = next((each.generation for each in known.bundles if each.node == node), "") if known else ""
         return found
+
+    def services(self, node: str) -> list[str]:
+        """What services.jsonl says in the bundle that a node is offered; UnreadableArchive if there is none to read."""
+        known = self.current(node)
+        bundles = {each.digest for each in known.bundles if each.node == node} if known else set()
+        for each in known.objects if known else ():
+            if each.digest in bundles:
+                try:
+                    return lines_of((self._objects / each.sha256).read_bytes(), SERVICES_FILE)
+                except OSError as error:
+                    raise UnreadableArchive(str(error)) from error
+        raise UnreadableArchive(f"nothing is published for node {node}")
 
     def holds(self, node: str, generation: str) -> bool:
         """Whether the node is offered this generation already, and everything for it is there."""

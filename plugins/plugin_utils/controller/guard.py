@@ -242,6 +242,13 @@ def service_ports(fragments: tuple[Fragment, ...]) -> Ports:
     return Ports(frozenset(map(_name, fragments)), frozenset(map(_name, filter(_idle, fragments))))
 
 
+def recorded_ports(lines: Iterable[str]) -> Ports:
+    """The same, of the lines of a services.jsonl; ValueError or KeyError if they are none."""
+    records = parse_records(lines)
+    idle = (key for key, record in records.items() if not record.get("endpoints"))
+    return Ports(frozenset(map(_title, records)), frozenset(map(_title, idle)))
+
+
 def _name(fragment: Fragment) -> str:
     return f"{fragment.name} {fragment.family}"
 

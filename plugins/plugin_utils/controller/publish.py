@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from .. import backends
 from ..backends.state import State
+from ..bundle.archive import UnreadableArchive
 from ..bundle.publish import Publication, Published, PublishRefused
 from ..cluster.files import UnreadableFile
 from ..cluster.record import Record, read_record, snapshot_of
@@ -29,7 +30,7 @@ from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
 from ..proxy.policy import under_policy, vip_policy
 from ..proxy.view import ClusterView
 from .directory import read_json, write_json
-from .guard import losses, service_ports
+from .guard import Ports, losses, recorded_ports, service_ports
 from .render import ANY_VIPS, NO_SCHEDULERS, Schedulers, Vips
 
 
@@ -191,6 +192,7 @@ def publish(
     done: list[Published] = []
     errors: dict[str, str] = {}
     with publication.locked():
+        offered = publication.offered()
         for name in names:
             try:
                 state = inputs.state(name)
@@ -201,9 +203,8 @@ def publish(
                 done.append(publication.keep(name))
                 continue
             bases = list(history.bases(name, state.generation))
-            _guard(state, bases, max_removed_percent)
+            _guard(state, _ports_now(publication, name, offered.get(name), bases), max_removed_percent)
             done.append(publication.add(state, bases))
-        offered = publication.offered()
         then = {each.node: each.generation for each in done if each.action != "unchanged"}
         if nodes is None:
             then |= dict.fromkeys(offered.keys() - set(names), "")
@@ -229,11 +230,20 @@ def _step(before: str | None, after: str | None) -> dict[str, Any]:
     return {"before": before or None, "after": after or None}
 
 
-def _guard(state: State, bases: Sequence[State], percent: int) -> None:
+def _ports_now(publication: Publication, node: str, offered: str | None, bases: Sequence[State]) -> Ports | None:
+    """The service ports that a node is offered; None if it is offered nothing, or nothing that can be read."""
+    for base in bases:
+        if base.generation == offered:
+            return service_ports(base.fragments)
+    # The history need not reach back to it, nor this version come to the same: then the bundle itself tells.
+    try:
+        return recorded_ports(publication.services(node))
+    except (KeyError, UnreadableArchive, ValueError):
+        return service_ports(bases[0].fragments) if bases else None
+
+
+def _guard(state: State, before: Ports | None, percent: int) -> None:
     """A cluster that lost most of its Services overnight is more likely half an answer than the truth."""
-    if not bases:
-        return
-    before, after = service_ports(bases[0].fragments), service_ports(state.fragments)
-    told = losses({state.node: (before, after, percent)})
+    told = losses({state.node: (before, service_ports(state.fragments), percent)}) if before else ""
     if told:
         raise PublishRefused(f"{told}; nothing was published. If that is meant, allow it for this run")
