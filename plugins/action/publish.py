@@ -101,15 +101,13 @@ class ActionModule(ControlAction):
         )
         path = Path(options["path"]).expanduser()
         nodes = options["nodes"] or None
-        if self.check:
-            return _predicted(Publication(path, terms), inputs, nodes)
         history = History(directory.path / "published", options["deltas"])
         auditor = TaskAuditor(directory, options["ledger"], self.task_vars)
         audit = partial(auditor.write, "publish", snapshot=inputs.record.digest)
         percent = options["max_removed_percent"]
         try:
             report = without_collection(
-                lambda: publish(Publication(path, terms), history, inputs, nodes, percent, audit)
+                lambda: publish(Publication(path, terms), history, inputs, nodes, percent, audit, check=self.check)
             )
         except (PublishRefused, InvalidRelease, SigningFailed, BrokenLedger, OSError) as error:
             raise AnsibleActionFail(self.described(error), result={"ledger": auditor.told}) from None
@@ -139,24 +137,4 @@ def _facts(directory: WorkDirectory) -> dict[str, dict[str, Any]]:
     answers = (read_json(file) for file in sorted((directory.path / "nodes").glob("*.json")))
     return {
         str(each["node"]): dict(each["facts"]) for each in answers if each and each.get("node") and each.get("facts")
-    }
-
-
-def _predicted(publication: Any, inputs: Any, nodes: list[str] | None) -> dict[str, Any]:
-    """What a run without check mode would say is new."""
-    names = nodes or [node.name for node in inputs.snapshot.nodes]
-    generations = {name: inputs.state(name).generation for name in names}
-    updated = [name for name, generation in generations.items() if not publication.holds(name, generation)]
-    return {
-        "changed": bool(updated),
-        "path": str(publication.path),
-        "generations": generations,
-        "updated": updated,
-        "renewed": [],
-        "unchanged": len(names) - len(updated),
-        "withdrawn": [],
-        "errors": {},
-        "problems": [str(problem) for problem in inputs.snapshot.problems],
-        "ledger": "",
-        "seconds": 0.0,
     }

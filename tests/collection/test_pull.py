@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from tests.lab.addresses import CONTROLLER
 from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
 
-from .play import Run, playbook
+from .play import SHOP, Run, playbook
 
 WITHIN = 120.0  # seconds: cron starts things when a minute begins
 PULL_FILES = {"/etc/akp/allowed_signers", "/etc/akp/node.conf", "/etc/cron.d/akp-pull", "/usr/local/sbin/akp-node"}
@@ -120,6 +121,13 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     assert (begun["result"], done["action"], done["result"]) == ("begun", "publish", "ok")
     assert (done["reason"], done["nodes"]["n1"]["before"]) == ("CHG-18", None)
     assert {each["snapshot"] for each in (begun, done)} == {next(first.of("snapshot")).result["digest"]}
+    nobody = tmp_path / "nobody"
+    nobody.mkdir()
+    shutil.copy(SHOP / "nodes.yaml", nobody)
+    emptied = {**publishing, "kube_proxy_cluster_dir": str(nobody)}
+    refused = playbook("publish-services", inventory, tmp_path / "work", "--check", variables=emptied, check=False)
+    assert refused.code == 2
+    assert "service ports would be removed, more than 50 %" in refused.output
     settings = json.loads((tmp_path / "work" / "akp" / "published" / "1" / "settings.json").read_text())
     assert settings["facts"]["n1"]["hostname"] == "n1"
 

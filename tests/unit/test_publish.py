@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -11,13 +13,17 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agentless_kube_proxy.bundle import publish as publishing
-from agentless_kube_proxy.bundle.publish import Publication, Terms
+from agentless_kube_proxy.bundle.publish import Publication, PublishRefused, Terms
 from agentless_kube_proxy.bundle.release import NAMESPACE, Release, parse_release, split
 from agentless_kube_proxy.cli import main
-from agentless_kube_proxy.controller.publish import History
+from agentless_kube_proxy.cluster.files import cluster_files, documents
+from agentless_kube_proxy.cluster.record import record_of
+from agentless_kube_proxy.controller.publish import History, Inputs, Report, publish
+from agentless_kube_proxy.controller.render import load_config
 from agentless_kube_proxy.ledger import entries
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
@@ -239,6 +245,47 @@ def test_a_bundle_that_is_not_there_any_more_leaves_the_history_to_judge_by(
     assert "service ports would be removed, more than 50 %" in capsys.readouterr().err
     shutil.rmtree(shop.history)
     assert shop.publish() == 0, "there is nothing left to compare with"
+
+
+def test_a_check_tells_what_the_run_will_and_leaves_everything_as_it_is(shop: Shop, tmp_path: Path) -> None:
+    def publish_(*, check: bool, valid_for: float = 3600.0, config: str = "") -> Report:
+        documents_ = [each for file in cluster_files(shop.cluster) for each in documents(file)]
+        inputs = Inputs(
+            record_of(documents_, "test"), {**load_config(str(shop.config)), **json.loads(config or "{}")}, "1.37"
+        )
+        publication = Publication(shop.output, Terms("shop", (shop.key,), valid_for))
+        return publish(publication, History(shop.history, 3), inputs, None, 50, check=check)
+
+    def there() -> set[tuple[str, int]]:
+        return {(str(each), each.stat().st_mtime_ns) for each in tmp_path.rglob("*")}
+
+    def both(**options: Any) -> Report:
+        before = there()
+        told = publish_(check=True, **options)
+        assert there() == before
+        done = publish_(check=False, **options)
+        assert [each[:3] for each in map(dataclasses.astuple, told.nodes)] == [
+            each[:3] for each in map(dataclasses.astuple, done.nodes)
+        ]
+        assert (told.errors, told.withdrawn) == (done.errors, done.withdrawn)
+        return done
+
+    assert [each.action for each in both().nodes] == ["changed"] * 3
+    assert [each.action for each in both().nodes] == ["unchanged"] * 3
+    assert [each.action for each in both(valid_for=9000.0).nodes] == ["renewed"] * 3
+    shop.move_endpoint("10.244.1.91")
+    nodes = shop.cluster / "nodes.yaml"
+    kept = [each for each in nodes.read_text().split("---\n") if "name: n3" not in each]
+    nodes.write_text("---\n".join(kept))
+    assert both().withdrawn == ("n3",)
+    # Pods of a Node without a CIDR cannot be told apart there.
+    nodes.write_text(nodes.read_text().replace("podCIDRs", "cidrsOfPods", 1))
+    assert list(both(config='{"detectLocalMode": "NodeCIDR"}').errors) == ["n1"]
+    lose_services(shop)
+    before = there()
+    with pytest.raises(PublishRefused, match="service ports would be removed, more than 50 %"):
+        publish_(check=True)
+    assert there() == before
 
 
 def test_a_publisher_that_dies_anywhere_leaves_a_whole_publication(shop: Shop) -> None:

@@ -9,6 +9,7 @@ engine was replaced meanwhile) gives no delta.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -184,14 +185,19 @@ def publish(
     nodes: Sequence[str] | None = None,
     max_removed_percent: int = 100,
     audit: Audit = _nowhere,
+    *,
+    check: bool = False,
 ) -> Report:
-    """Offer these nodes, or all, what they shall have; what changes for them is audited before and after."""
+    """Offer these nodes, or all, what they shall have; what changes for them is audited before and after.
+
+    A check ends before anything is written, and tells the same.
+    """
     names = [node.name for node in inputs.snapshot.nodes] if nodes is None else list(nodes)
     if not names:
         raise PublishRefused("the cluster has no Node, so there is nothing to publish")
     done: list[Published] = []
     errors: dict[str, str] = {}
-    with publication.locked():
+    with contextlib.nullcontext() if check else publication.locked():
         offered = publication.offered()
         for name in names:
             try:
@@ -204,10 +210,11 @@ def publish(
                 continue
             bases = list(history.bases(name, state.generation))
             _guard(state, _ports_now(publication, name, offered.get(name), bases), max_removed_percent)
-            done.append(publication.add(state, bases))
-        then = {each.node: each.generation for each in done if each.action != "unchanged"}
-        if nodes is None:
-            then |= dict.fromkeys(offered.keys() - set(names), "")
+            done.append(Published(name, state.generation, "changed", 0, 0) if check else publication.add(state, bases))
+        gone = sorted(offered.keys() - set(names)) if nodes is None else []
+        if check:
+            return Report(tuple(done), errors, tuple(gone), 0)
+        then = {each.node: each.generation for each in done if each.action != "unchanged"} | dict.fromkeys(gone, "")
         steps = {node: _step(offered.get(node), after) for node, after in sorted(then.items())}
         if steps:
             audit("begun", steps)
