@@ -20,8 +20,6 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.ba
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
     Stopwatch,
-    WorkDirectory,
-    read_json,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
     Schedulers,
@@ -90,7 +88,7 @@ class ActionModule(ControlAction):
             options["compat"],
             Schedulers(options["schedulers"], options["scheduler_annotations"]),
             Vips(options["vip_policy"], options["external_ip_cidrs"], options["load_balancer_cidrs"]),
-            _facts(directory),
+            directory.gathered(),
         )
         terms = Terms(
             options["cluster"],
@@ -130,11 +128,3 @@ class ActionModule(ControlAction):
         }
         warnings = [*inputs.warnings, *(f"node {node} is not published: {why}" for node, why in report.errors.items())]
         return {**result, "warnings": warnings} if warnings else result
-
-
-def _facts(directory: WorkDirectory) -> dict[str, dict[str, Any]]:
-    """What nodes answered when they were asked last, by node."""
-    answers = (read_json(file) for file in sorted((directory.path / "nodes").glob("*.json")))
-    return {
-        str(each["node"]): dict(each["facts"]) for each in answers if each and each.get("node") and each.get("facts")
-    }

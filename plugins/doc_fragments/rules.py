@@ -53,6 +53,7 @@ options:
   external_ip_cidrs:
     description:
       - Where external IPs of Services may lie. With an empty list nowhere, without one anywhere.
+      - An address that is named by itself may be one that an interface of a node has.
       - If not given, the variable C(kube_proxy_external_ip_cidrs) holds.
     type: list
     elements: str

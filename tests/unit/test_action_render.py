@@ -11,8 +11,9 @@ from agentless_kube_proxy.cluster.files import UnreadableFile
 from agentless_kube_proxy.cluster.record import record_of
 from agentless_kube_proxy.controller import render as render_module
 from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
-from agentless_kube_proxy.controller.render import Outcome, Schedulers, Target, load_config, render, target
+from agentless_kube_proxy.controller.render import Outcome, Schedulers, Target, Vips, load_config, render, target
 from agentless_kube_proxy.proxy.config import InvalidConfig
+from agentless_kube_proxy.proxy.policy import RefusedVips
 
 from . import build
 
@@ -115,6 +116,25 @@ def test_facts_that_no_rule_depends_on_change_nothing(work: WorkDirectory, monke
     monkeypatch.setattr(render_module, "_render", lambda *_: pytest.fail("it was computed again"))
     facts = {**FACTS, "seconds": 9.9, "tools": {"curl": False}, "warnings": ["x"]}
     assert go(work, hosts("n1", facts=facts)).generations == first.generations
+
+
+def test_addresses_of_all_nodes_and_of_the_api_server_are_nobody_elses(work: WorkDirectory) -> None:
+    def refused(*claims: str) -> str:
+        nodes = [build.node(f"n{i}", f"172.18.0.{10 + i}") for i in (1, 2)]
+        record = record_of([build.service(externalIPs=list(claims)), *nodes], "https://203.0.113.5:6443")
+        record.write(work.snapshot)
+        try:
+            render(work, work.snapshot, CONFIG, hosts("n1"), "1.37", vips=Vips("refuse"))
+        except RefusedVips as error:
+            return str(error)
+        return ""
+
+    assert "203.0.113.5 is an address of the API server" in refused("203.0.113.5")
+    assert refused("203.0.113.2") == ""
+    # It is another node that has it, and nothing else is new.
+    facts = {"addresses": [{"interface": "eth1", "address": "203.0.113.2", "prefix": 24}]}
+    write_json(work.answer_file("host-2"), {"host": "host-2", "node": "n2", "facts": facts})
+    assert "203.0.113.2 is an address of an interface of the node n2" in refused("203.0.113.2")
 
 
 def test_without_hosts_every_node_gets_a_bundle(work: WorkDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from agentless_kube_proxy.cli import main
 from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.proxy.policy import (
     InvalidPolicy,
+    Known,
     RefusedVips,
     check_vips,
     conflicts,
@@ -76,6 +78,57 @@ def test_an_address_of_a_node_is_found() -> None:
     assert found_in(service(externalIPs=[node_address()])) == [
         f"Service/shop/web: externalIPs {node_address()} is an address of the node n1"
     ]
+
+
+FACTS = {
+    "addresses": [
+        {"interface": "lo", "address": "127.0.0.1", "prefix": 8},
+        {"interface": "lo", "address": "203.0.113.1", "prefix": 32},
+        {"interface": "eth0", "address": "172.18.0.11", "prefix": 24},
+        {"interface": "eth1", "address": "203.0.113.2", "prefix": 24},
+        {"interface": "eth1", "address": "2001:DB8::2", "prefix": 64},
+        {"interface": "kube-ipvs0", "address": "203.0.113.3", "prefix": 32},
+        "nonsense",
+    ]
+}
+ELSEWHERE = Known.of({"n1": FACTS, "gone": {"addresses": ["203.0.113.4"]}}, "https://203.0.113.5:6443")
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("203.0.113.1", ""),
+        ("172.18.0.11", "is an address of the node n1"),
+        ("203.0.113.2", "is an address of an interface of the node n1"),
+        ("2001:db8::2", "is an address of an interface of the node n1"),
+        ("203.0.113.3", ""),
+        ("203.0.113.4", ""),
+        ("203.0.113.5", "is an address of the API server"),
+    ],
+)
+def test_what_nodes_and_the_way_to_the_api_server_tell_counts_too(address: str, reason: str) -> None:
+    found = check_vips(cluster(service(externalIPs=[address])), config(), ANYWHERE, ELSEWHERE)
+    assert [each.reason for each in found] == ([reason] if reason else [])
+
+
+def test_who_keeps_an_address_on_a_node_for_a_service_can_say_so() -> None:
+    """As keepalived does for an external IP, and kube-vip for that of a load balancer."""
+    named, around = (vip_policy("warn", [each], None) for each in ("203.0.113.2", "203.0.113.0/24"))
+    claim = cluster(service(externalIPs=["203.0.113.2"]))
+    assert check_vips(claim, config(), named, ELSEWHERE) == ()
+    assert len(check_vips(claim, config(), around, ELSEWHERE)) == 1
+    balanced = [service(type="LoadBalancer", ingress=(each,)) for each in ("203.0.113.2", "203.0.113.5")]
+    reasons = [[each.reason for each in check_vips(cluster(obj), config(), ANYWHERE, ELSEWHERE)] for obj in balanced]
+    assert reasons == [[], ["is an address of the API server"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [("https://[2001:db8::5]:6443", 1), ("https://api.example.org", 0), ("examples/shop", 0), ("https://[x", 0)],
+)
+def test_a_name_in_the_url_of_the_api_server_is_no_address(url: str, found: int) -> None:
+    claim = cluster(service(externalIPs=["2001:db8::5"]))
+    assert len(check_vips(claim, config(), ANYWHERE, Known({}, url))) == found
 
 
 def test_the_pods_of_a_node_are_found_where_no_cluster_cidr_is_configured() -> None:
@@ -165,5 +218,11 @@ def test_akp_render_says_it_leaves_it_out_or_stops(tmp_path: Path, capsys: pytes
     assert "169.254.169.254" not in rules.read_text()
     assert main([*argv, "--vips", "refuse"]) == 2
     assert "akp: refused: Service/shop/web: externalIPs 169.254.169.254" in capsys.readouterr().err
+    objects[0] = service(externalIPs=["203.0.113.2"])
+    (folder / "all.yaml").write_text(yaml.safe_dump_all(objects))
+    assert main([*argv, "--vips", "refuse"]) == 0
+    (tmp_path / "facts.json").write_text(json.dumps({"addresses": FACTS["addresses"][:-1]}))
+    assert main([*argv, "--vips", "refuse", "--facts", str(tmp_path / "facts.json")]) == 2
+    assert "203.0.113.2 is an address of an interface of the node n1" in capsys.readouterr().err
     assert main([*argv, "--external-ips", "nonsense"]) == 2
     assert "neither a CIDR nor an address" in capsys.readouterr().err

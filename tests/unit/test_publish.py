@@ -288,6 +288,20 @@ def test_a_check_tells_what_the_run_will_and_leaves_everything_as_it_is(shop: Sh
     assert there() == before
 
 
+def test_an_address_of_a_node_is_not_published_as_a_services(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = {"externalIPs": ["192.0.2.77"], "clusterIP": "10.96.10.66", "ports": [{"port": 22}]}
+    metadata = {"namespace": "shop", "name": "thief"}
+    thief = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": claim}
+    (shop.cluster / "thief.json").write_text(json.dumps(thief))
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps({"n2": {"addresses": [{"interface": "eth1", "address": "192.0.2.77"}]}}))
+    assert shop.publish("--vips", "refuse", "--facts", str(facts)) == 2
+    assert "192.0.2.77 is an address of an interface of the node n2" in capsys.readouterr().err
+    assert shop.publish("--vips", "refuse") == 0
+
+
 def test_a_publisher_that_dies_anywhere_leaves_a_whole_publication(shop: Shop) -> None:
     """Killed before and after every file that it puts in place."""
     shop.publish()

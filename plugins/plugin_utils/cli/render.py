@@ -19,7 +19,7 @@ from ..cluster.objects import ANNOTATION_SCHEDULER
 from ..cluster.snapshot import Node, Snapshot
 from ..proxy.config import ProxyConfig, parse_config, with_schedulers
 from ..proxy.facts import node_facts
-from ..proxy.policy import ACTIONS, under_policy, vip_policy
+from ..proxy.policy import ACTIONS, Known, under_policy, vip_policy
 from ..proxy.view import ClusterView
 from .console import Progress, UsageError, report_left_out
 
@@ -130,11 +130,11 @@ def run(args: argparse.Namespace) -> int:
         snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
         report_left_out(snapshot, strict=args.strict)
         policy = vip_policy(args.vips, args.external_ips, args.load_balancer_ips)
-        snapshot, warnings = under_policy(snapshot, config, policy)
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
         nodes = _nodes(args, config, snapshot)
         gathered = _gathered(args.facts, nodes)
+        snapshot, warnings = under_policy(snapshot, config, policy, Known.of(gathered, ""))
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         progress.step("deciding")
         cluster = ClusterView(snapshot, config)
         for index, node in enumerate(nodes):

@@ -259,9 +259,18 @@ def read_record(path: Path) -> Record:
 
 def peek(path: Path) -> str:
     """The digest that a record carries, without reading the rest; empty if there is no record."""
+    return _noted(path, DIGEST)
+
+
+def peek_source(path: Path) -> str:
+    """In the same way, where it was read."""
+    return _noted(path, SOURCE)
+
+
+def _noted(path: Path, name: str) -> str:
     try:
         with path.open(encoding="utf-8") as file:
-            return str(_head(file.readline().rstrip("\n"))["metadata"]["annotations"][DIGEST])
+            return str(_head(file.readline().rstrip("\n"))["metadata"]["annotations"][name])
     except (OSError, KeyError, TypeError, ValueError):
         return ""
 

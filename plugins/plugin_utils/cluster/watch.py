@@ -75,11 +75,13 @@ class _Wire:
         self._connect = connect
         self._lock = threading.Lock()
         self._api: Api | None = None
+        self.url = ""
 
     def api(self) -> Api:
         with self._lock:
             if self._api is None:
                 self._api = self._connect()
+                self.url = self._api.url
             return self._api
 
     def drop(self, broken: Api | None) -> None:
@@ -143,6 +145,11 @@ class Watch:
         with self._news:
             self._news.notify_all()
         self._wire.close()
+
+    @property
+    def url(self) -> str:
+        """Where the API server is; empty before the first connection."""
+        return self._wire.url
 
     @property
     def trouble(self) -> str:

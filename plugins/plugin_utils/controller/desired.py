@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from .. import backends
@@ -21,7 +21,7 @@ from ..backends.state import State
 from ..cluster.snapshot import Node, Service, Snapshot
 from ..proxy.config import ProxyConfig, parse_config, with_schedulers
 from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
-from ..proxy.policy import VipPolicy, under_policy, vip_policy
+from ..proxy.policy import NOTHING, Known, VipPolicy, api_servers, under_policy, vip_policy
 from ..proxy.view import ClusterView
 from ..proxy.warned import Warned
 
@@ -64,25 +64,34 @@ class Desired:
         self._nodes: dict[str, Node] = {}
         self._generations: dict[str, str] = {}
         self._given: tuple[object, ...] = ()
+        self._known: tuple[object, ...] = ()
+        self._services: tuple[Service, ...] = ()
         self._allowed: tuple[Service, ...] = ()
         self.warnings: tuple[Warned, ...] = ()  # addresses that Services claim and should not
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot, known: Known = NOTHING) -> None:
         """The cluster as it is now. With RefusedVips nothing has changed: what was desired is still desired."""
-        snapshot = self._under_policy(snapshot)
+        self._services = snapshot.services
+        snapshot = self._under_policy(snapshot, known)
         view = ClusterView(snapshot, self._choices.config, self._view)
         if self._view is not None:
             self._renderer.forget(self._view.dropped(view))
         self._view = view
         self._nodes = {node.name: node for node in snapshot.nodes}
 
-    def _under_policy(self, snapshot: Snapshot) -> Snapshot:
-        """The cluster as the policy lets it be; endpoints, which change most, have no say in that."""
+    def _under_policy(self, snapshot: Snapshot, known: Known) -> Snapshot:
+        """The cluster as the policy lets it be; endpoints, which change most, have no say, but for the API server's."""
         given = (snapshot.services, snapshot.nodes, snapshot.service_cidrs)
-        if len(given) != len(self._given) or any(a is not b for a, b in zip(given, self._given, strict=True)):
-            allowed, self.warnings = under_policy(snapshot, self._choices.config, self._choices.policy)
-            self._given, self._allowed = given, allowed.services
+        told = (api_servers(snapshot), known)
+        same = len(given) == len(self._given) and all(a is b for a, b in zip(given, self._given, strict=True))
+        if not same or told != self._known:
+            allowed, self.warnings = under_policy(snapshot, self._choices.config, self._choices.policy, known)
+            self._given, self._known, self._allowed = given, told, allowed.services
         return dataclasses.replace(snapshot, services=self._allowed)
+
+    def claimed(self, addresses: Set[str]) -> bool:
+        """Whether a Service claims one of them, be that allowed or not."""
+        return any(not addresses.isdisjoint(each.external_ips) for each in self._services)
 
     def state(self, name: str, facts: Mapping[str, Any] | None = None) -> State:
         """What a node shall have; UnusableNode or InvalidFacts if that cannot be told."""

@@ -68,6 +68,15 @@ class WorkDirectory:
         """What a host said last, if it ever did."""
         return read_json(self.answer_file(host))
 
+    def gathered(self) -> dict[str, dict[str, Any]]:
+        """The facts that hosts answered last, by node."""
+        answers = (read_json(file) for file in sorted((self.path / "nodes").glob("*.json")))
+        return {
+            str(each["node"]): dict(each["facts"])
+            for each in answers
+            if each and each.get("node") and each.get("facts")
+        }
+
     def recorded(self) -> set[str]:
         """The generations that all hosts said they have."""
         answers = (read_json(file) or {} for file in (self.path / "nodes").glob("*.json"))

@@ -13,6 +13,7 @@ is confirmed once all hosts have theirs, or before half of its term is over.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import queue
@@ -28,8 +29,8 @@ from ..bundle.release import DeltaEntry
 from ..bundle.write import delta_parts, sealed, write_bundle
 from ..cluster.snapshot import Snapshot
 from ..cluster.watch import Update, Watch
-from ..proxy.facts import InvalidFacts, UnusableNode
-from ..proxy.policy import RefusedVips
+from ..proxy.facts import InvalidFacts, UnusableNode, own_addresses
+from ..proxy.policy import Known, RefusedVips
 from .carrier import Carrier, CarrierGone
 from .consent import Consent
 from .desired import Choices, Desired
@@ -112,6 +113,7 @@ class Follower:
         self._desired: Desired | None = None
         self._ahead: Desired | None = None  # for hosts that took a plan which others do not have
         self._update: Update | None = None
+        self._known = Known.of(directory.gathered(), "")
         self._frontends = Frontends(directory.frontends)
         self._unlearned: dict[str, State] = {}
         self._learned = 0
@@ -281,7 +283,8 @@ class Follower:
             return
         snapshot, waiting = self._consent.allowed(self._update.snapshot)
         try:
-            self._desired.update(snapshot)
+            self._known = dataclasses.replace(self._known, url=self._watch.url)
+            self._desired.update(snapshot, self._known)
             self._update_ahead(self._update.snapshot)
         except RefusedVips as error:
             self._say("refused", problem="; ".join(str(error).splitlines()))
@@ -302,7 +305,7 @@ class Follower:
             self._ahead = None
             return
         self._ahead = self._ahead or Desired(self._choices)
-        self._ahead.update(allowed)
+        self._ahead.update(allowed, self._known)
 
     def _desired_of(self, host: Host) -> Desired | None:
         """What it is computed with. Where the frontends that it has were not learned yet, nothing moved it."""
@@ -408,6 +411,7 @@ class Follower:
         self._judged = False
         if facts != host.facts or (self._ahead is not None and last != host.last):
             self._want(host, None)
+        self._notice_addresses(host)
         if recovered:
             self._say("answers", host=host.name)
         if had is not None and host.has is None:
@@ -417,6 +421,14 @@ class Follower:
         if not host.stale and host.has is not None:
             host.landed = time.time()
             self._confirmed(host)
+
+    def _notice_addresses(self, host: Host) -> None:
+        """What Services may claim depends on the addresses of all hosts."""
+        before, now = self._known.interfaces.get(host.node, ()), own_addresses(host.facts or {})
+        if now != before:
+            self._known = dataclasses.replace(self._known, interfaces={**self._known.interfaces, host.node: now})
+            if self._desired is not None and self._desired.claimed({*before} ^ {*now}):
+                self._recompute(Change(f"the addresses of {host.name}", time.time(), ()))
 
     def _confirmed(self, host: Host) -> None:
         """The host has what was sent, or what it shall have."""

@@ -28,7 +28,7 @@ from ..cluster.record import Record, read_record, snapshot_of
 from ..cluster.snapshot import Snapshot
 from ..proxy.config import ProxyConfig, parse_config, with_schedulers
 from ..proxy.facts import InvalidFacts, UnusableNode, node_facts
-from ..proxy.policy import under_policy, vip_policy
+from ..proxy.policy import Known, under_policy, vip_policy
 from ..proxy.view import ClusterView
 from .directory import read_json, write_json
 from .guard import Ports, losses, recorded_ports, service_ports
@@ -70,7 +70,8 @@ class Inputs:
     @cached_property
     def _allowed(self) -> tuple[Snapshot, tuple[str, ...]]:
         policy = vip_policy(self.vips.action, self.vips.external_ips, self.vips.load_balancer_ips)
-        snapshot, warnings = under_policy(self.snapshot, self._config, policy)
+        known = Known.of(self.facts, self.record.source)
+        snapshot, warnings = under_policy(self.snapshot, self._config, policy, known)
         return snapshot, tuple(str(warning) for warning in warnings)
 
     @property

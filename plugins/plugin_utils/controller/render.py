@@ -19,7 +19,7 @@ from typing import Any
 from ..bundle.manifest import FILE
 from ..bundle.program import PROGRAM
 from ..cluster.files import UnreadableFile, documents
-from ..cluster.record import peek
+from ..cluster.record import peek, peek_source
 from ..proxy.warned import Warned
 from .directory import WorkDirectory, read_json, write_json
 from .push import program_digest, settled
@@ -126,7 +126,9 @@ def render(
     digest = peek(snapshot_file)
     if not digest:
         raise UnreadableFile(f"{snapshot_file}: is not a snapshot")
-    index = _Index(directory.index, digest, config, compat, [schedulers, vips])
+    facts = directory.gathered()
+    whose = [peek_source(snapshot_file), {node: each.get("addresses") for node, each in facts.items()}]
+    index = _Index(directory.index, digest, config, compat, [schedulers, vips], whose)
     outcome = Outcome(problems=index.problems, ignored=index.ignored, warnings=index.warnings)
     work: list[Target] = []
     for each in targets or ():
@@ -137,7 +139,7 @@ def render(
             _conclude(outcome, each, known, index.counts(each))
     if work or targets is None or not index.complete:
         wanted = work if targets is not None else None
-        _render(directory, snapshot_file, config, wanted, compat, schedulers, vips, index, outcome)
+        _render(directory, snapshot_file, config, wanted, compat, schedulers, vips, facts, index, outcome)
     outcome.stale.sort()
     index.write()
     return outcome
@@ -151,6 +153,7 @@ def _render(
     compat: str,
     schedulers: Schedulers,
     vips: Vips,
+    facts: Mapping[str, Mapping[str, Any]],
     index: _Index,
     outcome: Outcome,
 ) -> None:
@@ -158,10 +161,12 @@ def _render(
     from ..bundle.write import write_bundle
     from ..cluster.record import read_record, snapshot_of
     from ..proxy.facts import InvalidFacts, UnusableNode
+    from ..proxy.policy import Known
     from .desired import Choices, Desired
     from .guard import Frontends
 
-    snapshot = snapshot_of(read_record(snapshot_file))
+    record = read_record(snapshot_file)
+    snapshot = snapshot_of(record)
     settings = {
         "compat": compat,
         "schedulers": schedulers.services,
@@ -172,7 +177,7 @@ def _render(
     }
     choices = Choices.of(config, settings)
     desired = Desired(choices)
-    desired.update(snapshot)
+    desired.update(snapshot, Known.of(facts, record.source))
     outcome.warnings = index.warnings = desired.warnings
     frontends = Frontends(directory.frontends)
     outcome.problems = index.problems = tuple(str(problem) for problem in snapshot.problems)
@@ -229,10 +234,16 @@ class _Index:
     """Which inputs gave which generation."""
 
     def __init__(
-        self, file: Path, snapshot: str, config: Mapping[str, Any], compat: str, choices: Sequence[Schedulers | Vips]
+        self,
+        file: Path,
+        snapshot: str,
+        config: Mapping[str, Any],
+        compat: str,
+        choices: Sequence[Schedulers | Vips],
+        whose: Sequence[Any],
     ) -> None:
         self._file = file
-        inputs = [engine_digest(), snapshot, config, compat, *map(dataclasses.asdict, choices)]
+        inputs = [engine_digest(), snapshot, config, compat, *map(dataclasses.asdict, choices), *whose]
         shared = json.dumps(inputs, sort_keys=True)
         self._shared = hashlib.sha256(shared.encode()).hexdigest()
         content = read_json(file) or {}

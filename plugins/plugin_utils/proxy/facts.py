@@ -12,6 +12,8 @@ from ..addresses import FAMILIES, Family, any_contains, contains, family_of, is_
 from ..cluster.snapshot import Node
 from .config import ProxyConfig
 
+IPVS_DEVICE = "kube-ipvs0"  # has the addresses of Services
+
 
 class InvalidFacts(Exception):
     """Facts of a node that cannot be used; the message names node, field and reason."""
@@ -56,8 +58,8 @@ def _gathered(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
     changes: dict[str, Any] = {}
     if "addresses" in gathered:
         entries = [_address(facts, entry) for entry in _list(facts, gathered, "addresses")]
-        changes["interface_addresses"] = tuple(sorted({ip for ip, device in entries if device != "kube-ipvs0"}))
-        changes["ipvs_addresses"] = tuple(sorted({ip for ip, device in entries if device == "kube-ipvs0"}))
+        changes["interface_addresses"] = tuple(sorted({ip for ip, device in entries if device != IPVS_DEVICE}))
+        changes["ipvs_addresses"] = tuple(sorted({ip for ip, device in entries if device == IPVS_DEVICE}))
     families = tuple(family for family in FAMILIES if capabilities.get(family.value.lower(), True))
     changes["families"] = families
     if isinstance(gathered.get("cpus"), int):
@@ -92,12 +94,23 @@ def _list(facts: NodeFacts, gathered: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _address(facts: NodeFacts, entry: object) -> tuple[str, str]:
-    """An address, given as text or as {address, interface}, and its interface."""
-    text, device = (entry.get("address"), entry.get("interface", "")) if isinstance(entry, Mapping) else (entry, "")
-    ip = parse_ip(text.partition("/")[0]) if isinstance(text, str) else None
+    ip, device, text = _parsed(entry)
     if ip is None:
         raise InvalidFacts(f"facts of node {facts.name}: addresses: {text!r} is not an IP address")
-    return ip, str(device)
+    return ip, device
+
+
+def _parsed(entry: object) -> tuple[str | None, str, object]:
+    """An address, given as text or as {address, interface}, its interface, and what stands there for it."""
+    text, device = (entry.get("address"), entry.get("interface", "")) if isinstance(entry, Mapping) else (entry, "")
+    return parse_ip(text.partition("/")[0]) if isinstance(text, str) else None, str(device), text
+
+
+def own_addresses(gathered: Mapping[str, Any]) -> tuple[str, ...]:
+    """The addresses that a node has for itself, as far as `akp-node facts` told: not those of loopback or Services."""
+    entries = gathered.get("addresses")
+    parsed = map(_parsed, entries if isinstance(entries, list) else ())
+    return tuple(sorted({ip for ip, device, _text in parsed if ip and device not in ("lo", IPVS_DEVICE)}))
 
 
 def _cidr(facts: NodeFacts, text: object) -> str:

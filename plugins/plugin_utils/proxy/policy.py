@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ..addresses import endpoint_text, parse_cidr, parse_ip
 from ..cluster.snapshot import Service, Snapshot
 from .config import ProxyConfig
+from .facts import own_addresses
 from .warned import Warned
 
 ACTIONS = ("warn", "omit", "refuse")
@@ -52,6 +55,22 @@ class VipPolicy:
     action: str = "warn"  # warn: as kube-proxy, and say so; omit: without that address; refuse: not at all
     external_ips: tuple[str, ...] | None = None  # CIDRs that externalIPs must lie in; None: anywhere
     load_balancer_ips: tuple[str, ...] | None = None  # the same for status.loadBalancer.ingress
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """Whose addresses are known beside those that the objects of a cluster tell of."""
+
+    interfaces: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by Node
+    url: str = ""  # the API server's, or another place where the cluster was read
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Mapping[str, Any]], url: str) -> Known:
+        """From what `akp-node facts` printed on nodes."""
+        return cls({node: own_addresses(each) for node, each in facts.items()}, url)
+
+
+NOTHING = Known()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,9 +130,12 @@ class _Networks:
         return ""
 
 
-def check_vips(snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy) -> tuple[Finding, ...]:
+def check_vips(
+    snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy, known: Known = NOTHING
+) -> tuple[Finding, ...]:
     """Every claim of a Service that the policy does not allow, in the order of their names."""
-    taken = _Networks(_taken(snapshot, config))
+    taken = _Networks(_taken(snapshot, config, known))
+    interfaces = {ip: node.name for node in reversed(snapshot.nodes) for ip in known.interfaces.get(node.name, ())}
     allowed = {
         "externalIPs": (policy.external_ips, _allow(policy.external_ips)),
         "loadBalancer": (policy.load_balancer_ips, _allow(policy.load_balancer_ips)),
@@ -123,6 +145,9 @@ def check_vips(snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy) -> tu
         for field, address in _claims(service, config):
             cidrs, networks = allowed[field]
             reason = taken.reason(address)
+            # What a load balancer brought to a node, its controller wrote down; who may write externalIPs is another.
+            if not reason and field == "externalIPs" and address in interfaces and _host(address) not in (cidrs or ()):
+                reason = f"is an address of an interface of the node {interfaces[address]}"
             if not reason and cidrs is not None and not networks.reason(address):
                 reason = f"is not in {', '.join(cidrs) or 'any range, none is allowed'}"
             if reason:
@@ -140,17 +165,30 @@ def _claims(service: Service, config: ProxyConfig) -> Iterator[tuple[str, str]]:
     yield from (("loadBalancer", ip) for ip in service.load_balancer_vips)
 
 
-def _taken(snapshot: Snapshot, config: ProxyConfig) -> Iterator[tuple[str, str]]:
+def api_servers(snapshot: Snapshot) -> tuple[str, ...]:
+    """Where the API server is, as it says itself."""
+    own = (each for each in snapshot.slices if (each.namespace, each.service) == ("default", "kubernetes"))
+    return tuple(endpoint.address for each in own for endpoint in each.endpoints)
+
+
+def _literal(url: str) -> str | None:
+    """The address in a URL that has one instead of a name."""
+    try:
+        return parse_ip(urllib.parse.urlsplit(url).hostname or "")
+    except ValueError:
+        return None
+
+
+def _taken(snapshot: Snapshot, config: ProxyConfig, known: Known) -> Iterator[tuple[str, str]]:
     """Networks that belong to somebody, the narrowest first."""
     for node in snapshot.nodes:
         for sort, text in node.addresses:
             ip = parse_ip(text) if sort in ("InternalIP", "ExternalIP") else None
             if ip is not None:
                 yield _host(ip), f"is an address of the node {node.name}"
-    for each in snapshot.slices:
-        if (each.namespace, each.service) == ("default", "kubernetes"):
-            for endpoint in each.endpoints:
-                yield _host(endpoint.address), "is an address of the API server"
+    for ip in (*api_servers(snapshot), _literal(known.url)):
+        if ip is not None:
+            yield _host(ip), "is an address of the API server"
     for service in snapshot.services:
         for ip in dict.fromkeys((service.cluster_ip, *service.cluster_ips)):
             yield _host(ip), f"is the cluster IP of {service.namespace}/{service.name}"
@@ -216,9 +254,11 @@ def _remaining(service: Service, claims: Mapping[tuple[str, str], set[tuple[str,
     )
 
 
-def under_policy(snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy) -> tuple[Snapshot, tuple[Warned, ...]]:
+def under_policy(
+    snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy, known: Known = NOTHING
+) -> tuple[Snapshot, tuple[Warned, ...]]:
     """The cluster as the policy lets it be, and what there is to say about it; or RefusedVips."""
-    found = check_vips(snapshot, config, policy)
+    found = check_vips(snapshot, config, policy, known)
     if found and policy.action == "refuse":
         raise RefusedVips(found)
     if policy.action == "omit":

@@ -1,0 +1,110 @@
+"""The loop of akp watch, with a cluster and hosts that say what they are told to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentless_kube_proxy.cluster.snapshot import Snapshot
+from agentless_kube_proxy.cluster.watch import Update
+from agentless_kube_proxy.controller.consent import Consent
+from agentless_kube_proxy.controller.desired import Choices
+from agentless_kube_proxy.controller.directory import WorkDirectory
+from agentless_kube_proxy.controller.follow import Follower
+
+from .build import document, node, service, slice_of, snapshot
+
+
+class Cluster:
+    """A watch that waits for nothing."""
+
+    url, trouble = "https://203.0.113.5:6443", ""
+
+
+class Hosts:
+    """A carrier whose hosts take everything at once."""
+
+    def __init__(self, *names: str) -> None:
+        self.applied = dict.fromkeys(names, "")
+        self.addresses: dict[str, list[str]] = {name: [] for name in names}
+        self.tasks: list[tuple[str, dict[str, Any]]] = []
+
+    def submit(self, host: str, arguments: dict[str, Any], **_options: float) -> None:
+        self.tasks.append((host, arguments))
+
+
+class Following:
+    """A follower, step by step."""
+
+    def __init__(self, path: Path, *names: str, **settings: Any) -> None:
+        self.directory = WorkDirectory(path).make()
+        self.hosts, self.said = Hosts(*names), list[tuple[str, dict[str, Any]]]()
+        self._follower = Follower(
+            Cluster(),  # type: ignore[arg-type]
+            self.hosts,  # type: ignore[arg-type]
+            self.directory,
+            choices=lambda settings: Choices.of(document(clusterCIDR="10.244.0.0/16"), settings),
+            consent=Consent(self.directory, {}),
+            say=lambda event, **fields: self.said.append((event, fields)),
+        )
+        self._turn("answer", {"settings": {name: {"max_removed_percent": 50, **settings} for name in names}})
+
+    def _turn(self, *event: Any) -> None:
+        """Something happens, and everything that follows from it."""
+        if event:
+            self._follower._events.put(event)
+        self._follower._turn(0)
+        while self.hosts.tasks:
+            host, arguments = self.hosts.tasks.pop(0)
+            self._follower._events.put(("answer", {"host": host, "result": self._result(host, arguments)}))
+            self._follower._turn(0)
+
+    def _result(self, host: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["state"] == "applied":
+            wanted = self._follower._hosts[host].wanted
+            assert wanted is not None
+            self.hosts.applied[host] = wanted.generation
+            return {"generation": wanted.generation, "changed": True}
+        has = self.hosts.applied[host]
+        facts = {"addresses": [{"interface": "eth1", "address": each} for each in self.hosts.addresses[host]]}
+        return {"facts": facts, "state": "applied" if has else "absent", "generation": has or None}
+
+    def ask(self, host: str) -> None:
+        """It is time to ask a host what it has."""
+        self._follower._hosts[host].ask = True
+        self._turn()
+
+    def cluster(self, objects: Snapshot) -> None:
+        """The cluster is like this now."""
+        self._turn("update", Update(not self.told("watching"), (), objects, time.time(), {}))
+
+    def told(self, event: str) -> list[str]:
+        """What was said of a sort of event."""
+        return [str(fields.get("problem", "")) for name, fields in self.said if name == event]
+
+
+@pytest.mark.parametrize("policy", ["refuse", "omit"])
+def test_an_address_that_a_host_turns_out_to_have_is_nobody_elses(tmp_path: Path, policy: str) -> None:
+    following = Following(tmp_path, "n1", "n2", vip_policy=policy)
+    claim = snapshot(service(externalIPs=["203.0.113.2"]), slice_of("web", "10.244.1.1"), node("n1"), node("n2"))
+    following.cluster(claim)
+    before = dict(following.hosts.applied)
+    assert all(before.values())
+    following.hosts.addresses["n2"] = ["203.0.113.2"]
+    following.ask("n2")
+    claimed = "Service/shop/web: externalIPs 203.0.113.2 is an address of an interface of the node n2"
+    if policy == "refuse":
+        assert following.told("refused") == [claimed]
+        assert following.hosts.applied == before
+    else:
+        assert following.told("warning") == [f"{claimed}; it is left out"]
+        assert all(following.hosts.applied[name] != before[name] for name in before)
+
+
+def test_the_address_that_leads_to_the_api_server_is_nobody_elses(tmp_path: Path) -> None:
+    following = Following(tmp_path, "n1", vip_policy="refuse")
+    following.cluster(snapshot(service(externalIPs=["203.0.113.5"]), node("n1")))
+    assert following.told("refused") == ["Service/shop/web: externalIPs 203.0.113.5 is an address of the API server"]
+    assert following.hosts.applied == {"n1": ""}
