@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentless_kube_proxy.cluster.record import peek
+from agentless_kube_proxy.ledger import entries
 
 from tests.collection.play import BIN, Run, playbook
 from tests.collection.test_sync import RESTORE, sabotage
@@ -138,6 +140,9 @@ def test_changes_arrive_at_the_nodes_that_they_concern_and_at_no_other(
     watcher.wait("change", place, lambda event: "Service shop/inside" in event["what"])
     assert watcher.stop() == 0
     assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
+    snapshots = [each.get("snapshot") for each in entries(watcher.work / "akp" / "ledger.jsonl")]
+    assert None not in snapshots, "an entry that does not say what cluster it is about"
+    assert snapshots[-1] == peek(tmp_path / "fresh" / "akp" / "snapshot.json"), "as a sync has it"
     metrics = (tmp_path / "akp_default.prom").read_text()
     for name in ALL:
         assert f'akp_node_confirmed_timestamp_seconds{{cluster="default",node="{name}"}}' in metrics

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.cluster.watch import Update
+from agentless_kube_proxy.controller import directory as directory_module
+from agentless_kube_proxy.controller.audit import TaskAuditor
 from agentless_kube_proxy.controller.consent import Consent
 from agentless_kube_proxy.controller.desired import Choices
 from agentless_kube_proxy.controller.directory import WorkDirectory
 from agentless_kube_proxy.controller.follow import Follower
+from agentless_kube_proxy.ledger import entries
 
 from .build import document, node, service, slice_of, snapshot
 
@@ -27,6 +30,7 @@ class Hosts:
     """A carrier whose hosts take everything at once."""
 
     def __init__(self, *names: str) -> None:
+        self.run = "carrier"
         self.applied = dict.fromkeys(names, "")
         self.addresses: dict[str, list[str]] = {name: [] for name in names}
         self.tasks: list[tuple[str, dict[str, Any]]] = []
@@ -76,9 +80,9 @@ class Following:
         self._follower._hosts[host].ask = True
         self._turn()
 
-    def cluster(self, objects: Snapshot) -> None:
+    def cluster(self, objects: Snapshot, digest: str = "") -> None:
         """The cluster is like this now."""
-        self._turn("update", Update(not self.told("watching"), (), objects, time.time(), {}))
+        self._turn("update", Update(not self.told("watching"), (), objects, time.time(), {}, digest))
 
     def told(self, event: str) -> list[str]:
         """What was said of a sort of event."""
@@ -108,3 +112,20 @@ def test_the_address_that_leads_to_the_api_server_is_nobody_elses(tmp_path: Path
     following.cluster(snapshot(service(externalIPs=["203.0.113.5"]), node("n1")))
     assert following.told("refused") == ["Service/shop/web: externalIPs 203.0.113.5 is an address of the API server"]
     assert following.hosts.applied == {"n1": ""}
+
+
+def test_the_ledger_names_the_cluster_of_each_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have been pushed something newer before a host confirms, or fails."""
+    following = Following(tmp_path, "n1", "n2", vip_policy="refuse")
+    nodes = [node("n1"), node("n2"), service("db", clusterIP="10.96.7.8"), slice_of("db", "10.244.1.3")]
+    following.cluster(snapshot(service(), slice_of("web", "10.244.1.1"), *nodes), "first")
+    local = service(internalTrafficPolicy="Local")
+    following.cluster(snapshot(local, slice_of("web", "10.244.1.1"), *nodes), "second")
+    following.cluster(snapshot(local, slice_of("web", "10.244.1.1", "10.244.1.2"), *nodes), "third")
+    following.cluster(snapshot(service(externalIPs=["127.0.0.1"]), *nodes), "refused")
+    monkeypatch.setattr(directory_module, "run_id", lambda: "carrier")
+    auditor = TaskAuditor(following.directory, None, {})
+    for host in ("n1", "n2", "elsewhere"):
+        auditor.write("sync", "ok", {host: {}})
+    found = [each.get("snapshot") for each in entries(following.directory.ledger)]
+    assert found == ["third", "second", None], "the third is of no concern to n2"

@@ -90,6 +90,19 @@ def test_an_update_holds_everything_since_the_last_one(server: Server, watch: Wa
     assert watch.next(0.3) is None
 
 
+def test_an_update_has_the_digest_that_a_record_of_now_has(server: Server, watch: Watch) -> None:
+    assert watch.url == server.url
+    digests = {connected(server).record().digest}
+    for path, obj in ((SLICES, endpoints(server, "10.0.0.1")), (NODES, copy.deepcopy(server.objects[NODES][0]))):
+        if path == NODES:
+            obj["spec"] = {"podCIDRs": ["10.244.9.0/24"], "taints": [{"key": "anything"}]}
+        server.objects[path][0] = obj
+        server.tell(path, "MODIFIED", obj)
+        assert told(watch).digest == connected(server).record().digest
+        digests.add(connected(server).record().digest)
+    assert len(digests) == 3
+
+
 def test_noise_is_no_update(server: Server, watch: Watch) -> None:
     node = copy.deepcopy(server.objects[NODES][0])
     node["status"]["conditions"] = [{"type": "Ready", "status": "False"}]

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from .. import __version__
 from .access import Access, Transport, TransportError, open_transport
-from .record import Listing, Record, prune
+from .record import Listing, Record, item_of
 from .trigger import trigger_text
 
 # Pages keep the server's memory and ours flat; larger ones were no faster.
@@ -175,7 +175,6 @@ class Api:
         triggers: dict[str, str] = {}
         query = [*resource.selectors, ("limit", str(PAGE_SIZE))]
         first = [("resourceVersion", at), ("resourceVersionMatch", "Exact")] if at else []
-        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
         with ThreadPoolExecutor(1) as fetcher:
             pending: Future[dict[str, Any]] = fetcher.submit(self._page, resource, [*query, *first])
             while True:
@@ -188,7 +187,7 @@ class Api:
                 for item in page["items"]:
                     named = item["metadata"]
                     key = (named.get("namespace") or "", named["name"])
-                    text = encode(prune(resource.kind, item))
+                    text = item_of(resource.kind, item)
                     items.append((key, text))
                     if trigger := trigger_text(named) if resource.kind == ENDPOINT_SLICES.kind else "":
                         triggers[text] = trigger

@@ -130,6 +130,25 @@ def _pruned(value: Any, kept: Any) -> Any:
 _encode: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
+def rule_text(kind: str, item: str) -> str:
+    """Of an item of a record, what a rule can depend on."""
+    return _encode(_pruned(json.loads(item), _NODE_RULES)) if kind == "Node" else item
+
+
+def digest_of(lists: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Names a cluster: of each kind, what rules can depend on, in the order of a record."""
+    digest = hashlib.sha256()
+    for kind, texts in lists:
+        digest.update(f"{kind}\n".encode())
+        digest.update("\n".join(texts).encode())
+    return digest.hexdigest()
+
+
+def item_of(kind: str, obj: Any) -> str:
+    """An object as it is recorded."""
+    return _encode(prune(kind, obj))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listing:
     """All objects of one kind, each a line of JSON, sorted by namespace and name."""
@@ -153,14 +172,7 @@ class Record:
     @property
     def digest(self) -> str:
         """Names what rules depend on: neither resourceVersions nor the readiness of a Node."""
-        digest = hashlib.sha256()
-        for each in self.lists:
-            digest.update(f"{each.kind}\n".encode())
-            items: Iterable[str] = each.items
-            if each.kind == "Node":
-                items = (_encode(_pruned(json.loads(item), _NODE_RULES)) for item in items)
-            digest.update("\n".join(items).encode())
-        return digest.hexdigest()
+        return digest_of((each.kind, (rule_text(each.kind, item) for item in each.items)) for each in self.lists)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -216,7 +228,7 @@ def record_of(documents: Iterable[Any], source: str) -> Record:
         metadata = obj.get("metadata")
         named = metadata if isinstance(metadata, dict) else {}
         key = (str(named.get("namespace") or ""), str(named.get("name") or ""))
-        text = _encode(prune(kind, obj))
+        text = item_of(kind, obj)
         # Whatever the order of the files, the same one of two objects of a name is kept.
         found[kind][key] = min(text, found[kind].get(key, text))
     return Record(

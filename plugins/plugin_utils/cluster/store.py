@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from .objects import Reader
-from .record import Listing
+from .record import Listing, digest_of, item_of, rule_text
 from .snapshot import EndpointSlice, Node, Problem, Service, ServiceCIDR, Snapshot
 
 Facts: TypeAlias = Service | EndpointSlice | Node | ServiceCIDR
@@ -43,17 +43,19 @@ class Entry:
     facts: Facts | None  # None if no rule can come of it
     problems: tuple[Problem, ...] = ()
     ignored: Mapping[str, int] = dataclasses.field(default_factory=lambda: _NOTHING)
+    text: str = ""  # as a record would have it, without what no rule depends on
 
 
-def read_object(obj: dict[str, Any], kind: str, api_version: str) -> Entry:
-    """The facts of one object, without what no rule depends on."""
+def read_object(obj: dict[str, Any], kind: str, api_version: str, item: str = "") -> Entry:
+    """The facts of one object, without what no rule depends on; with its item, if it comes from a record."""
     reader = Reader()
     reader.add_object(obj, kind, api_version)
     read = reader.snapshot()
     found: list[Facts] = [*read.services, *read.slices, *read.service_cidrs]
     # Labels and readiness are for inventories.
     found += [dataclasses.replace(node, labels=(), ready=False) for node in read.nodes]
-    return Entry(found[0] if found else None, read.problems, read.ignored or _NOTHING)
+    text = rule_text(kind, item or item_of(kind, obj))
+    return Entry(found[0] if found else None, read.problems, read.ignored or _NOTHING, text)
 
 
 def read_listing(listing: Listing) -> dict[Key, Entry]:
@@ -61,7 +63,7 @@ def read_listing(listing: Listing) -> dict[Key, Entry]:
     found: dict[Key, Entry] = {}
     for item in listing.items:
         obj = json.loads(item)
-        found[key_of(listing.kind, obj)] = read_object(obj, listing.kind, listing.api_version)
+        found[key_of(listing.kind, obj)] = read_object(obj, listing.kind, listing.api_version, item)
     return found
 
 
@@ -143,6 +145,12 @@ class Store:
             service_cidrs=self._all("ServiceCIDR", ServiceCIDR),
             problems=tuple(sorted(problems, key=str)),
             ignored=dict(sorted(ignored.items())),
+        )
+
+    def digest(self) -> str:
+        """The digest of a record of everything that is known now."""
+        return digest_of(
+            (kind, (entries[key].text for key in sorted(entries))) for kind, entries in self._entries.items()
         )
 
     def _all(self, kind: str, _type: type[F]) -> tuple[F, ...]:

@@ -66,6 +66,7 @@ class Update:
     snapshot: Snapshot
     received: float  # seconds since the epoch: when the oldest of the changes was heard of
     triggered: Mapping[tuple[str, str], float]  # namespace, Service -> when the oldest change of its endpoints began
+    digest: str  # of the snapshot, as a record of it has
 
 
 class _Wire:
@@ -199,7 +200,8 @@ class Watch:
         triggered, self._triggered = self._triggered, {}
         received, self._received = self._received, 0.0
         self._initial = False
-        return Update(initial, () if initial else changes, self._store.snapshot(), received or time.time(), triggered)
+        told, when = () if initial else changes, received or time.time()
+        return Update(initial, told, self._store.snapshot(), when, triggered, self._store.digest())
 
     # -- the threads
 

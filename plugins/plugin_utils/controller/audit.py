@@ -50,15 +50,17 @@ class TaskAuditor(Auditor):
 
     def write(self, action: str, result: str, nodes: Mapping[str, Any], **fields: Any) -> Head | None:
         """Add an entry, and note the head; what the run as a whole is about comes from its note."""
-        head = super().write(action, result, nodes, **{**self._about(), **fields})
+        host = next(iter(nodes), "localhost")
+        head = super().write(action, result, nodes, **{**self._about(host), **fields})
         if head is not None:
             noted = {"number": head.number, "hash": head.hash, "file": str(self._file)}
-            self._directory.note("ledger", next(iter(nodes), "localhost"), noted)
+            self._directory.note("ledger", host, noted)
         return head
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, host: str) -> dict[str, Any]:
         """Snapshot, plan and approvers of this run, and the reason that was given for it."""
-        noted = self._directory.noted("about", "localhost") or {}
+        # A watch is one run with a snapshot for each push.
+        noted = self._directory.noted("about", host) or self._directory.noted("about", "localhost") or {}
         found = {key: noted[key] for key in ("snapshot", "plan", "approvers") if noted.get(key)}
         reason = self._variables.get("kube_proxy_reason")
         return {**found, "reason": str(reason)} if reason else found

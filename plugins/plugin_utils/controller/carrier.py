@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from .directory import run_of
+
 # A task that takes longer is ended. Connecting has its own, shorter limit in Ansible.
 LONGEST_TASK_SECONDS = 300.0
 # One that takes longer than this most likely waits for a dead host; it does not count when others want to begin.
@@ -68,6 +70,7 @@ class Carrier:
             finally:
                 os._exit(0)
         theirs.close()
+        self.run = run_of(self._pid)
         self._ended = False
         self._socket = ours
         self._stream = ours.makefile("rb")

@@ -83,16 +83,16 @@ class WorkDirectory:
         found = {str((each.get("status") or {}).get("generation") or "") for each in answers}
         return found - {""}
 
-    def note(self, phase: str, host: str, fields: Mapping[str, Any]) -> None:
-        """Remember what a task of this run did."""
-        write_json(self._note_file(phase, host), {"phase": phase, "host": host, **fields})
+    def note(self, phase: str, host: str, fields: Mapping[str, Any], run: str = "") -> None:
+        """Remember what a task of this run did, or of another."""
+        write_json(self._note_file(phase, host, run), {"phase": phase, "host": host, **fields})
 
     def noted(self, phase: str, host: str) -> dict[str, Any] | None:
         """What a task of this run did."""
         return read_json(self._note_file(phase, host))
 
-    def _note_file(self, phase: str, host: str) -> Path:
-        return self.run / f"{phase}.{_file_name(host)}.json"
+    def _note_file(self, phase: str, host: str, run: str = "") -> Path:
+        return (self.path / "runs" / run if run else self.run) / f"{phase}.{_file_name(host)}.json"
 
     def notes(self) -> Iterator[dict[str, Any]]:
         """Everything that this run noted."""
@@ -125,11 +125,11 @@ class Stopwatch:
 
 def run_id() -> str:
     """Names the run: tasks are processes that ansible-playbook started, so its process names them all."""
-    return _named(os.getppid())
+    return run_of(os.getppid())
 
 
-def _named(process: int | str) -> str:
-    """A process, by its number and the moment it began: numbers are used again."""
+def run_of(process: int | str) -> str:
+    """The run of the tasks that a process starts, by its number and the moment it began: numbers are used again."""
     started = ""
     with contextlib.suppress(OSError, IndexError):
         started = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
@@ -139,7 +139,7 @@ def _named(process: int | str) -> str:
 def goes_on(run: str) -> bool:
     """Whether a run has not ended."""
     process, dash, _started = run.partition("-")
-    return bool(dash) and _named(process) == run
+    return bool(dash) and run_of(process) == run
 
 
 def _file_name(host: str) -> str:

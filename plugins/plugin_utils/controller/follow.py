@@ -113,6 +113,7 @@ class Follower:
         self._desired: Desired | None = None
         self._ahead: Desired | None = None  # for hosts that took a plan which others do not have
         self._update: Update | None = None
+        self._digest = ""  # names the cluster that hosts shall have
         self._known = Known.of(directory.gathered(), "")
         self._frontends = Frontends(directory.frontends)
         self._unlearned: dict[str, State] = {}
@@ -286,6 +287,7 @@ class Follower:
             self._known = dataclasses.replace(self._known, url=self._watch.url)
             self._desired.update(snapshot, self._known)
             self._update_ahead(self._update.snapshot)
+            self._digest = self._update.digest
         except RefusedVips as error:
             self._say("refused", problem="; ".join(str(error).splitlines()))
             return
@@ -578,6 +580,7 @@ class Follower:
             write_bundle(wanted, self._directory.bundles / host.node)
             self._consent.lay_down(self._directory.bundles / host.node)
         host.sending(need)
+        self._directory.note("about", host.name, {"snapshot": self._digest}, self._carrier.run)
         self._pushing.add(host.name)
         self._carrier.submit(host.name, arguments)
 
