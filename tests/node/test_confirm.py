@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -13,9 +14,11 @@ import pytest
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
+from tests.lab.program import PROGRAM
 from tests.node import bundles
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
+from tests.node.shims import path, shim
 from tests.node.test_faults import hiding, refused_in_nat
 from tests.unit.build import node, port, render, service, slice_of
 
@@ -78,6 +81,16 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def overdue(host: Host) -> str:
+    """The process that waits is killed, and the term is over; the token of the change."""
+    pid = waiting(host)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: ended(pid))
+    note = host.state / "unconfirmed"
+    note.write_text(re.sub("^deadline=.*", "deadline=0", note.read_text(), flags=re.M))
+    return re.findall("^token=(.*)", note.read_text(), re.M)[0]
 
 
 # ------------------------------------------------------------------ the two ends
@@ -275,6 +288,28 @@ def test_a_restore_within_the_term_keeps_it(nft_host: Host, tmp_path: Path) -> N
     assert host.akp("restore").json["generation"] == now
     assert host.akp("status").json["unconfirmed"]["generation"] == now
     host.akp("cleanup")
+
+
+def test_a_restore_that_comes_second_does_not_undo_once_more(nft_host: Host, tmp_path: Path) -> None:
+    """Another run ends the change while this one waits for the lock: what is left is not undone to nothing."""
+    host = nft_host
+    first = host.apply(bundle(host, tmp_path / "a", "10.244.1.1"))["generation"]
+    before = kernel(host)
+    host.apply(bundle(host, tmp_path / "b", "10.244.1.2"), *LONG)
+    overdue(host)
+    other = f'dash {PROGRAM} restore >/dev/null 2>&1; exec "$real" "$@"'
+    result = host.akp("restore", PATH=path(host, shim(host, tmp_path / "bin", "flock", "*", other)))
+    assert (result.code, result.json["generation"]) == (0, first), result.stderr
+    assert kernel(host) == before
+
+
+def test_half_a_note_leads_nowhere(nft_host: Host, tmp_path: Path) -> None:
+    """What a file system lost says nothing of where to go back to, and nothing is not what is meant."""
+    host = nft_host
+    now = host.apply(bundle(host, tmp_path / "a", "10.244.1.1"))["generation"]
+    (host.state / "unconfirmed").write_text("")
+    assert host.akp("restore").json["generation"] == now
+    assert host.akp("status", "--verify").json["drift"] == 0
 
 
 # ------------------------------------------------------------------ what else may happen meanwhile

@@ -30,8 +30,11 @@ confirm_waits() {
     [ "$left" -gt 0 ]
 }
 
+# Is there a note of a change that waits, a whole one? The last line says so: without it nothing tells where to go back to.
+confirm_noted() { [ -f "$STATE/unconfirmed" ] && [ -n "$(unconfirmed within)" ]; }
+
 # Has the term of a change passed without anybody undoing it? Its process was killed, or the host rebooted.
-confirm_overdue() { [ -f "$STATE/unconfirmed" ] && ! confirm_waits; }
+confirm_overdue() { confirm_noted && ! confirm_waits; }
 
 # A change of somebody else that waits for its confirmation is as good as a lock. Called with the lock held.
 confirm_turn() {
@@ -53,7 +56,7 @@ confirm_arm() {
         return 0
     fi
     runs_from_file || confirm_cannot "the program was not started from a file"
-    if [ -f "$STATE/unconfirmed" ]; then
+    if confirm_noted; then
         back=$(unconfirmed previous)
         rearmed=1
     else
@@ -243,8 +246,10 @@ verb_undo() {
     printf '{"verb": "undo", "ok": true, "changed": false, "seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
 }
 
-# Go back to what was there before the change that nobody confirmed, and note that. The lock is held.
+# Go back to what was there before the change that nobody confirmed, and note that. The lock is held. Without a note there
+# is nothing to undo: no previous generation would mean that everything goes.
 confirm_undo() {
+    confirm_noted || die 3 "no change waits for its confirmation, so nothing was undone"
     undone=$(unconfirmed generation) back=$(unconfirmed previous)
     reason="not confirmed within $(unconfirmed within) s"
     [ "$(unconfirmed boot)" = "$(boot_id)" ] || reason="not confirmed before the host was rebooted"

@@ -323,8 +323,11 @@ verb_restore() {
     trusted=1
     if confirm_overdue; then
         lock
-        confirm_undo
-        return 0
+        # While this run waited another one may have undone it, or somebody confirmed it.
+        if confirm_overdue; then
+            confirm_undo
+            return 0
+        fi
     fi
     settle
     recorded_bundle
