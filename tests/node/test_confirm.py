@@ -281,6 +281,25 @@ def test_a_reboot_ends_the_term(host: Host, tmp_path: Path) -> None:
     assert status["undone"]["reason"] == "not confirmed before the host was rebooted"
 
 
+def test_a_boot_that_cannot_be_told_is_not_another_one(nft_host: Host, tmp_path: Path) -> None:
+    host = nft_host
+    a, b = bundle(host, tmp_path / "a", "10.244.1.1"), bundle(host, tmp_path / "b", "10.244.1.2")
+    host.apply(a)
+    (tmp_path / "nothing").touch()
+    hidden = f'mount --bind {tmp_path / "nothing"} /proc/sys/kernel/random/boot_id && exec "$@"'
+    untold = ("unshare", "-m", "sh", "-c", hidden, "sh")
+    # A reboot would then go unnoticed, and with it the end of the term.
+    refused = host.akp("apply", *LONG, b, prefix=untold)
+    assert (refused.code, "boot_id cannot be read" in refused.json["error"]) == (3, True)
+    now = host.apply(b, *LONG)["generation"]
+    failing = {"PATH": path(host, shim(host, tmp_path / "bin", "cat", "*boot_id*", calls="-gt 0"))}
+    assert host.akp("restore", prefix=untold).json["generation"] == now
+    assert host.akp("restore", **failing).json["generation"] == now
+    unconfirmed = host.akp("status", prefix=untold).json["unconfirmed"]
+    assert (unconfirmed["generation"], unconfirmed["overdue"]) == (now, False)
+    host.akp("cleanup")
+
+
 def test_a_restore_within_the_term_keeps_it(nft_host: Host, tmp_path: Path) -> None:
     host = nft_host
     now = host.apply(bundle(host, tmp_path / "a", "10.244.1.1"), *LONG)["generation"]

@@ -18,12 +18,23 @@ undoing=       # this run undoes a change that nobody confirmed
 # A value of the change that waits for its confirmation; empty if none does.
 unconfirmed() { value_from "$STATE/unconfirmed" "$1"; }
 
-boot_id() { cat /proc/sys/kernel/random/boot_id; }
+# This boot, in $boot; empty if it cannot be told. By the shell itself: a tool that fails would make it another one.
+boot_id() {
+    boot=
+    read -r boot </proc/sys/kernel/random/boot_id || :
+}
+
+# Was the host rebooted since the change was noted? Only if both boots are known, and are not the same.
+confirm_rebooted() {
+    boot_id
+    noted=$(unconfirmed boot)
+    [ -n "$boot" ] && [ -n "$noted" ] && [ "$boot" != "$noted" ]
+}
 
 # Does a change wait for its confirmation, with time left? $left are the seconds.
 confirm_waits() {
     left=0
-    [ -f "$STATE/unconfirmed" ] && [ "$(unconfirmed boot)" = "$(boot_id)" ] || return 1
+    [ -f "$STATE/unconfirmed" ] && ! confirm_rebooted || return 1
     now
     left=$(unconfirmed deadline)
     left=$((${left:-0} - now / 100))
@@ -56,6 +67,8 @@ confirm_arm() {
         return 0
     fi
     runs_from_file || confirm_cannot "the program was not started from a file"
+    boot_id
+    [ -n "$boot" ] || confirm_cannot "/proc/sys/kernel/random/boot_id cannot be read, so a reboot would go unnoticed"
     if confirm_noted; then
         back=$(unconfirmed previous)
         rearmed=1
@@ -77,7 +90,7 @@ confirm_arm() {
 confirm_note() {
     now
     printf 'token=%s\ngeneration=%s\nprevious=%s\nboot=%s\ndeadline=%s\nwithin=%s\n' \
-        "$armed" "$generation" "$back" "$(boot_id)" $((now / 100 + confirm_within)) "$confirm_within" >"$STATE/unconfirmed.new" &&
+        "$armed" "$generation" "$back" "$boot" $((now / 100 + confirm_within)) "$confirm_within" >"$STATE/unconfirmed.new" &&
         mv "$STATE/unconfirmed.new" "$STATE/unconfirmed"
 }
 
@@ -252,7 +265,7 @@ confirm_undo() {
     confirm_noted || die 3 "no change waits for its confirmation, so nothing was undone"
     undone=$(unconfirmed generation) back=$(unconfirmed previous)
     reason="not confirmed within $(unconfirmed within) s"
-    [ "$(unconfirmed boot)" = "$(boot_id)" ] || reason="not confirmed before the host was rebooted"
+    ! confirm_rebooted || reason="not confirmed before the host was rebooted"
     verify=1 undoing=1 trusted=1
     if [ -n "$back" ]; then go_back_to "$back"; else verb_cleanup; fi
     mkdir -p "$STATE"
