@@ -230,6 +230,41 @@ def test_without_setsid_it_waits_all_the_same(nft_host: Host, tmp_path: Path) ->
     assert kernel(host) == clean
 
 
+def test_it_waits_for_a_note_that_comes_late(nft_host: Host, tmp_path: Path) -> None:
+    """Time runs quicker for the process that waits than for the run that notes the change."""
+    host = nft_host
+    clean = kernel(host)
+    made = bundle(host, tmp_path / "a", "10.244.1.1")
+    sleep = shutil.which("sleep", path=host.environment["PATH"])
+    tools = shim(host, tmp_path / "bin", "sleep", "0.2", 'exec "$real" 0.01', calls="-gt 0")
+    shim(host, tools, "mv", "*/unconfirmed.new*", f'{sleep} 3; exec "$real" "$@"')
+    assert host.akp("apply", *SHORT, made, PATH=path(host, tools)).code == 0
+    undone(host)
+    assert kernel(host) == clean
+
+
+@pytest.mark.parametrize("note", [1, 2], ids=["before the change", "after it"])
+def test_a_process_that_ended_is_not_relied_on(nft_host: Host, tmp_path: Path, note: int) -> None:
+    host = nft_host
+    clean = kernel(host)
+    made = bundle(host, tmp_path / "a", "10.244.1.1")
+    kill = (
+        f"read -r pid <{host.state}/undo.pid; kill -9 $pid\n"
+        "while grep -q -v ') Z ' /proc/$pid/stat 2>/dev/null; do sleep 0.05; done\n"
+        'exec "$real" "$@"'
+    )
+    tools = shim(host, tmp_path / "bin", "mv", "*/unconfirmed.new*", kill, calls=f"-eq {note}")
+    result = host.akp("apply", *SHORT, made, PATH=path(host, tools))
+    if note == 1:
+        assert (result.code, result.json["asBefore"]) == (3, True), result.stderr
+        assert "the process that would undo it has ended; nothing was changed" in result.json["error"]
+        assert host.akp("status").json["unconfirmed"] is None
+    else:
+        assert result.code == 0, result.stderr
+        undone(host)
+    assert kernel(host) == clean
+
+
 def test_what_cannot_be_undone_is_not_done(nft_host: Host, tmp_path: Path) -> None:
     host = nft_host
     before = kernel(host)

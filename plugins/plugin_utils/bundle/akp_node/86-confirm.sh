@@ -84,6 +84,7 @@ confirm_arm() {
     confirm_start || confirm_cannot "the process that would undo it did not start"
     # Last, so that whoever dies before leaves nothing that would have to be undone and cannot be.
     confirm_note || confirm_cannot "$STATE cannot be written (is the disk full?)"
+    confirm_guarded || confirm_cannot "the process that would undo it has ended"
 }
 
 # Write down what waits, for as long as was asked for from now on.
@@ -128,6 +129,20 @@ confirm_started() {
     return 1
 }
 
+# The process that is known to wait, in $waiter; empty if none is.
+confirm_waiter() {
+    waiter=
+    [ ! -e "$STATE/undo.pid" ] || read -r waiter 2>/dev/null <"$STATE/undo.pid" || :
+}
+
+# Is it still there? One that has ended, and that nobody has looked after yet, is not.
+confirm_guarded() {
+    confirm_waiter
+    stat=
+    [ -z "$waiter" ] || read -r stat 2>/dev/null <"/proc/$waiter/stat" || :
+    case $stat in '' | *') Z '*) return 1 ;; esac
+}
+
 # Keep what another program has in our place: without a bundle of ours to go back to, that is where an undo leads.
 confirm_note_foreign() {
     rm -rf "$STATE/foreign" "$STATE/foreign.new"
@@ -156,6 +171,7 @@ confirm_end() {
         else
             back=$(unconfirmed previous)
             confirm_note
+            confirm_guarded || confirm_start || warn "the process that would undo this change has ended; without a confirmation the next restore goes back"
         fi
     elif [ -f "$STATE/unconfirmed" ]; then
         if [ "$verb" = rollback ] || ! confirm_waits || [ "$(unconfirmed generation)" != "$generation" ]; then confirm_disarm; fi
@@ -228,10 +244,14 @@ verb_confirm() {
 # Wait until the term of the change $1 is over, and undo it unless it was confirmed. Runs by itself.
 verb_await() {
     printf '%s\n' "$$" >"$STATE/undo.pid"
-    # It is noted as soon as this process is known to be there.
-    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-        [ "$(unconfirmed token)" != "$1" ] || break
-        [ -e "$STATE/undo.pid" ] || return 0    # confirmed that quickly, or never begun
+    # It is noted once this process is known to be there, which on a busy host takes its time.
+    now
+    latest=$((now + 30000))
+    while [ "$(unconfirmed token)" != "$1" ]; do
+        confirm_waiter
+        now
+        # Confirmed that quickly, or never begun; or another process has taken the place of this one.
+        if [ "$waiter" != "$$" ] || [ "$now" -gt "$latest" ]; then return 0; fi
         sleep 0.2 2>/dev/null || sleep 1
     done
     tries=0
