@@ -443,6 +443,19 @@ def test_a_refused_bundle_leaves_nothing_to_confirm(nft_host: Host, tmp_path: Pa
     assert (status["state"], status["unconfirmed"], status["undone"]) == ("applied", None, None)
 
 
+def test_a_refused_bundle_does_not_confirm_the_one_before(nft_host: Host, tmp_path: Path) -> None:
+    host = nft_host
+    first = host.apply(bundles.simple(tmp_path / "a"))["generation"]
+    second = host.apply(bundles.simple(tmp_path / "b", bundles.shop("10.244.1.99:8080")), *LONG)["generation"]
+    token = overdue(host)
+    refused = host.akp("apply", *LONG, refused_in_nat(tmp_path / "c"))
+    assert (refused.code, refused.json["asBefore"]) == (4, True), refused.stderr
+    unconfirmed = host.akp("status").json["unconfirmed"]
+    assert (unconfirmed["generation"], unconfirmed["previous"], unconfirmed["overdue"]) == (second, first, True)
+    assert f"token={token}\n" in (host.state / "unconfirmed").read_text()
+    assert host.akp("restore").json["generation"] == first
+
+
 def test_what_an_undo_needs_is_kept(nft_host: Host, tmp_path: Path) -> None:
     host = nft_host
     was = host.apply(bundle(host, tmp_path / "a", "10.244.1.1"))["generation"]

@@ -72,6 +72,7 @@ confirm_arm() {
     if confirm_noted; then
         back=$(unconfirmed previous)
         rearmed=1
+        cp "$STATE/unconfirmed" "$work/unconfirmed" || confirm_cannot "${TMPDIR:-/tmp} cannot be written (is the disk full?)"
     else
         back=
         recorded_bundle
@@ -186,8 +187,17 @@ confirm_disarm() {
     armed='' new_arm=
 }
 
-# A run that failed and left everything as it was leaves nothing to undo.
-confirm_failed() { [ "$as_before" = false ] || confirm_disarm; }
+# A run that failed and left everything as it was leaves nothing to undo but what was there to undo before. If that cannot be
+# noted, this run's own note stays, which leads to the same place.
+confirm_failed() {
+    [ "$as_before" = true ] || return 0
+    if [ -z "$rearmed" ]; then
+        confirm_disarm
+    elif cp "$work/unconfirmed" "$STATE/unconfirmed.new" && mv "$STATE/unconfirmed.new" "$STATE/unconfirmed"; then
+        rm -f "$STATE/undo.pid"
+        armed='' new_arm=
+    fi
+}
 
 # The change, for the answer of apply.
 confirm_answer() {
