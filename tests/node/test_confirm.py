@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from tests.lab.program import PROGRAM
 from tests.node import bundles
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
-from tests.node.shims import path, shim
+from tests.node.shims import called, path, shim
 from tests.node.test_faults import hiding, refused_in_nat
 from tests.unit.build import node, port, render, service, slice_of
 
@@ -463,6 +464,36 @@ def test_what_an_undo_needs_is_kept(nft_host: Host, tmp_path: Path) -> None:
     assert result.code == 0
     undone(host)
     assert host.akp("status").json["generation"] == was
+
+
+def test_an_undo_to_nothing_keeps_the_lock_to_its_end(nft_host: Host, tmp_path: Path) -> None:
+    """A change that came before the undo had said so would lose its note, and the process that waits."""
+    host = nft_host
+    a, b = bundle(host, tmp_path / "a", "10.244.1.1"), bundle(host, tmp_path / "b", "10.244.1.2")
+    host.apply(a, *LONG)
+    token = overdue(host)
+    other = f'AKP_LOCK_WAIT=0 dash {PROGRAM} apply --confirm-within 600 {b} >{tmp_path}/other; exec "$real" "$@"'
+    result = host.akp("undo", token, PATH=path(host, shim(host, tmp_path / "bin", "date", "+%s", other)))
+    assert result.code == 0, result.stderr
+    assert json.loads((tmp_path / "other").read_text())["code"] == 5
+    status = host.akp("status").json
+    assert (status["state"], status["unconfirmed"]) == ("absent", None)
+    assert status["undone"]["generation"] == shop("iptables", "10.244.1.1").generation
+    host.apply(b, *LONG)
+    assert waiting(host)
+    host.akp("cleanup")
+
+
+@pytest.mark.parametrize("shell", ["dash", "busybox"])
+def test_a_lock_on_a_file_that_was_replaced_is_none(
+    new_host: Callable[..., Host], tmp_path: Path, shell: str
+) -> None:
+    host = new_host("nft", shell)
+    replace = f'"$real" "$@"; rm {host.state}/lock; : >{host.state}/lock; exit 0'
+    tools = shim(host, tmp_path / "bin", "flock", "*", replace)
+    result = host.akp("apply", bundle(host, tmp_path / "a", "10.244.1.1"), PATH=path(host, tools))
+    assert result.code == 0, result.stderr
+    assert len(called(tools, "flock")) == 2
 
 
 def test_a_term_is_a_number_of_seconds(nft_host: Host, tmp_path: Path) -> None:

@@ -22,9 +22,11 @@ lock() {
     while :; do
         [ -d "$STATE" ] || mkdir -p "$STATE/bundles" 2>/dev/null || die 3 "cannot make the state directory $STATE"
         [ -w "$STATE" ] || die 3 "cannot write in the state directory $STATE"
-        exec 9>>"$STATE/lock"
-        # A cleanup that ended just now has removed the file: then the lock is on nothing.
-        if flock -n 9 && [ -e "$STATE/lock" ]; then
+        # A cleanup that ended just now has removed the directory, or the file: then the lock is on nothing, even if somebody
+        # has made another one since.
+        { command exec 9>>"$STATE/lock"; } 2>/dev/null || { [ ! -d "$STATE" ] && continue; } || die 3 "cannot write in the state directory $STATE (is the disk full?)"
+        # shellcheck disable=SC3013 # dash and busybox have it
+        if flock -n 9 && [ "$STATE/lock" -ef /proc/self/fd/9 ]; then
             locked=1
             clear_after_killed
             read_record

@@ -298,7 +298,6 @@ confirm_undo() {
     ! confirm_rebooted || reason="not confirmed before the host was rebooted"
     verify=1 undoing=1 trusted=1
     if [ -n "$back" ]; then go_back_to "$back"; else verb_cleanup; fi
-    mkdir -p "$STATE"
     printf 'generation=%s\nreason=%s\ntime=%s\n' "$undone" "$reason" "$(date +%s)" >"$STATE/undone.new"
     mv "$STATE/undone.new" "$STATE/undone"
     confirm_disarm

@@ -388,12 +388,14 @@ verb_cleanup() {
     [ -n "$undoing" ] || confirm_disarm
     rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull" "$STATE/queued"
     read_record
-    confirm_disarm
-    rm -f "$STATE/lock"
     health_leave
     # Where releases are asked for, an old one must not count again.
     if ! signed_only; then rm -f "$STATE/counter" "$STATE/counter.new"; fi
-    rmdir "$STATE" 2>/dev/null || :
+    # Last, as others may begin then. An undo is not at its end: it has yet to say so.
+    if [ -z "$undoing" ]; then
+        rm -f "$STATE/lock"
+        rmdir "$STATE" 2>/dev/null || :
+    fi
     print_services
     printf '{"verb": "cleanup", "ok": true, "changed": %s, "flavour": %s, "chains": {%s}, ' "$changed" "$(json_or_null "$flavour")" "$(iptables_counts)"
     count_words "$made_counters"
