@@ -35,4 +35,4 @@ def path(host: Host, *directories: Path) -> str:
 def called(directory: Path, tool: str) -> list[str]:
     """The words of the calls that matched."""
     calls = directory / f"calls.{tool}"
-    return calls.read_text().splitlines() if calls.exists() else []
+    return [line.strip() for line in calls.read_text().splitlines()] if calls.exists() else []

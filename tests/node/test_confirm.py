@@ -266,6 +266,18 @@ def test_a_process_that_ended_is_not_relied_on(nft_host: Host, tmp_path: Path, n
     assert kernel(host) == clean
 
 
+def test_an_undo_that_fails_is_tried_until_it_succeeds(nft_host: Host, tmp_path: Path) -> None:
+    host = nft_host
+    clean = kernel(host)
+    host.apply(bundle(host, tmp_path / "a", "10.244.1.1"), *LONG)
+    token = overdue(host)
+    tools = shim(host, tmp_path / "bin", "sh", "*' undo '*", "exit 3", calls="-le 64")
+    shim(host, tools, "sleep", "*", "exit 0", calls="-gt 0")
+    assert host.akp("await", token, PATH=path(host, tools)).code == 0
+    assert kernel(host) == clean
+    assert called(tools, "sleep") == [f"{min(tries, 60)}" for tries in range(1, 65)]
+
+
 def test_what_cannot_be_undone_is_not_done(nft_host: Host, tmp_path: Path) -> None:
     host = nft_host
     before = kernel(host)

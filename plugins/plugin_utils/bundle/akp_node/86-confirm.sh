@@ -272,8 +272,8 @@ verb_await() {
         fi
         # A process of its own, so that one that fails is tried again.
         if sh "$0" undo "$1" >"$STATE/undo.log" 2>&1; then continue; fi
-        tries=$((tries + 1))
-        [ "$tries" -lt 20 ] || return 1
+        # Whatever is in the way, a full disk or another run, may go away at any time: there is no last try.
+        [ "$tries" -ge 60 ] || tries=$((tries + 1))
         sleep "$tries"
     done
 }
