@@ -19,6 +19,7 @@ from . import health
 from .bundles import replace_file, write
 from .health import PORT, asked, bundle, change, over_tcp, request, service, shop, state, systemd, until_listening
 from .host import Host
+from .shims import path, shim
 
 WEB = """\
 {
@@ -145,6 +146,44 @@ def test_a_change_that_the_kernel_refuses_waits(host: Host, tmp_path: Path) -> N
     assert undated(asked(host)) == answer("200 OK", 2)
     host.apply(host.directory / "bundle")
     assert not (host.state / "queued").exists()
+
+
+@pytest.mark.parametrize("modes", [("iptables", "iptables"), ("nftables", "nftables"), ("iptables", "nftables")])
+def test_a_node_is_healthy_while_a_change_is_under_way(
+    new_host: Callable[..., Host], tmp_path: Path, modes: tuple[str, str]
+) -> None:
+    """Asked when all tables are switched, and nothing of it is recorded yet."""
+    host = new_host()
+    old, new = (bundle(tmp_path / str(i), shop(i + 1, mode=mode)) for i, mode in enumerate(modes))
+    host.apply(old)
+    (tmp_path / "request").write_text(request())
+    ask = f'dash {health.PROGRAM} health {PORT} <{tmp_path}/request >{tmp_path}/answer; exec "$real" "$@"'
+    tools = shim(host, tmp_path / "bin", "mv", "*/applied.new*", ask)
+    assert host.akp("apply", new, PATH=path(host, tools)).code == 0
+    assert undated((tmp_path / "answer").read_bytes().decode()) == answer("200 OK", 1)
+
+
+def test_a_change_that_ends_while_a_node_is_asked_does_not_make_it_unhealthy(
+    new_host: Callable[..., Host], tmp_path: Path
+) -> None:
+    host = new_host()
+    host.apply(bundle(tmp_path / "old", shop()))
+    new = bundle(tmp_path / "new", shop(1))
+    change = f'dash {health.PROGRAM} apply {new} >/dev/null </dev/null; exec "$real" "$@"'
+    tools = shim(host, tmp_path / "bin", "iptables-nft", "*-S*", change)
+    (tmp_path / "request").write_text(request())
+    ask = f"dash {health.PROGRAM} health {PORT} <{tmp_path}/request"
+    assert undated(host.sh(ask, PATH=path(host, tools))).startswith("HTTP/1.1 200 OK")
+    assert host.akp("status").json["generation"] == shop(1).generation
+
+
+def test_a_kernel_without_rules_is_not_healthy_whatever_is_under_way(new_host: Callable[..., Host]) -> None:
+    host = new_host()
+    host.apply(bundle(host.directory / "bundle", shop()))
+    (host.state / "queued").touch()
+    assert undated(asked(host)) == answer("200 OK", 2)
+    host.sh("nft flush ruleset")
+    assert undated(asked(host)) == answer("503 Service Unavailable", 2, "false")
 
 
 def test_the_node_itself_is_asked_at_healthz_and_livez(host: Host) -> None:

@@ -42,11 +42,14 @@ sync_begins() { [ -e "$STATE/queued" ] || true 2>/dev/null >"$STATE/queued" || :
 sync_ended() { outdated="$outdated queued"; }
 
 # Healthy, as kube-proxy means it: no change has waited for two periods. And what was applied is in the kernel still,
-# which kube-proxy would see to by itself.
+# which kube-proxy would see to by itself. While a change is under way the kernel may be ahead of the record; it has to have
+# something of ours even then.
 proxy_healthy() {
     generation=$r_generation
     [ -n "$generation" ] || return 1
+    coming=
     if [ -e "$STATE/queued" ]; then
+        coming=1
         since=$(date -r "$STATE/queued" +%s 2>/dev/null) || since=0
         period=$(sed -n 's/^period //p' "$health")
         [ $(($(date +%s) - since)) -lt $((2 * ${period:-30})) ] || return 1
@@ -54,7 +57,20 @@ proxy_healthy() {
     mode=$r_mode flavour=$r_flavour
     for fam in $FAMILIES; do
         grep -q "^[a-z]* ipv$fam " "$health" || continue
-        [ "$(family_generation "$fam")" = "$generation" ] || return 1
+        found=$(family_generation "$fam")
+        [ "$found" != "$generation" ] || continue
+        if [ -z "$coming" ]; then
+            # A change may have come to its end since the record was read.
+            read_record
+            [ "$found" = "$r_generation" ] || return 1
+            continue
+        fi
+        # A change of mode has removed the old one before it is recorded.
+        [ -n "$found" ] || case $mode in
+            nftables) found=$(mode=iptables family_generation "$fam") ;;
+            *) ! has nft || found=$(mode=nftables family_generation "$fam") ;;
+        esac
+        [ -n "$found" ] || return 1
     done
 }
 
