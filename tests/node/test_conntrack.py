@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from agentless_kube_proxy.backends.state import delta
+from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.node import bundles
 from tests.node.host import Host
+from tests.node.shims import path, shim
+from tests.node.test_confirm import shop
 
 FRONTENDS = """\
 ipv4 10.96.0.10 53 10.244.1.3:53,10.244.2.4:53
@@ -88,6 +92,44 @@ def test_flows_are_left_alone_while_the_frontends_stay_the_same(nft_host: Host, 
     answer = nft_host.apply(bundles.simple(tmp_path / "c", conntrack_udp=FRONTENDS + "ipv4 10.96.0.12 53 -\n"))
     assert answer["flows"] == len(ALL - STAY)
     assert surviving(nft_host) == STAY
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+@pytest.mark.parametrize("what", ["-L", "-D"])
+def test_flows_that_could_not_be_ended_are_ended_by_the_next_run(
+    nft_host: Host, tmp_path: Path, mode: str, what: str
+) -> None:
+    host = nft_host
+    old, new = (shop(mode, f"10.244.1.{i}") for i in (1, 2))
+    write_bundle(old, tmp_path / "old")
+    write_bundle(new, tmp_path / "new")
+    write_delta(delta(old, new), new, tmp_path / "delta")
+    frontend = next(
+        line.split()[1] for line in (tmp_path / "old" / "conntrack.udp").read_text().splitlines() if "10.244.1.1:" in line
+    )
+    for change in ("new", "delta"):
+        host.apply(tmp_path / "old")
+        host.sh(
+            f"conntrack -I -p udp -s 10.0.0.5 -d {frontend} --sport 4000 --dport 53 -t 600"
+            " --reply-src 10.244.1.1 --reply-dst 10.0.0.5 --reply-port-src 53 --reply-port-dst 4000"
+        )
+        tools = shim(host, tmp_path / f"bin-{change}", "conntrack", f"*{what}*")
+        failed = host.akp("apply", tmp_path / change, PATH=path(host, tools))
+        assert (failed.code, failed.json["asBefore"]) == (4, False), failed.stdout + failed.stderr
+        assert "UDP flows" in failed.json["warnings"][0]
+        assert host.akp("status").json["state"] == "partial"
+        assert host.apply(tmp_path / "new")["flows"] == 1
+        assert "sport=4000" not in host.sh("conntrack -L -p udp")
+        assert host.akp("status").json["state"] == "applied"
+
+
+def test_flows_that_ended_by_themselves_are_no_failure(nft_host: Host, tmp_path: Path) -> None:
+    insert(nft_host)
+    gone = '"$real" "$@"; "$real" -D -p udp >/dev/null; exit 0'
+    tools = shim(nft_host, tmp_path / "bin", "conntrack", "*-L*ipv4*", gone)
+    bundle = bundles.simple(tmp_path / "a", conntrack_udp=FRONTENDS)
+    result = nft_host.akp("apply", bundle, PATH=path(nft_host, tools))
+    assert (result.code, result.json["warnings"]) == (0, []), result.stderr
 
 
 def test_an_apply_that_was_killed_before_it_ended_flows_does_it_the_next_time(nft_host: Host, tmp_path: Path) -> None:

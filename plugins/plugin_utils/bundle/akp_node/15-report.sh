@@ -148,7 +148,10 @@ leave() {
     metrics_write "$1" || :
     code=$1
     set -- "$work"
-    for name in $outdated; do set -- "$@" "$STATE/$name"; done
+    for name in $outdated; do
+        # What this run could not finish is no older than the run.
+        [ "$name$unfinished" = unsettled1 ] || set -- "$@" "$STATE/$name"
+    done
     rm -rf "$@"
     [ -z "$answered" ] || exit "$code"
     case $code in

@@ -1,31 +1,51 @@
 # shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154
 # ---------------------------------------------------------------- Conntrack
 flows=0
+flows_due=    # yes or no, from the first time that it was asked: later in a run the mark may be its own
 
-# True when conntrack.udp has lines and they are not those of the recorded bundle.
+# True when conntrack.udp has lines and they are not those of the recorded bundle, or an earlier run could not finish: it may
+# have failed to look at the flows.
 conntrack_pending() {
     [ -s "$bundle/conntrack.udp" ] || return 1
+    if [ -z "$flows_due" ]; then
+        if [ -e "$STATE/unsettled" ]; then flows_due=yes; else flows_due=no; fi
+    fi
+    [ "$flows_due" = no ] || return 0
     recorded_bundle
     [ -z "$recorded" ] || ! cmp -s "$recorded/conntrack.udp" "$bundle/conntrack.udp"
 }
 
 # Delete UDP flows that are answered from where the bundle no longer sends them; after the rules.
 # With "count" nothing is deleted. Whether a flow is stale depends only on where it was sent and who
-# answers, so one delete by these four values takes exactly the stale flows that share them.
+# answers, so one delete by these four values takes exactly the stale flows that share them. What cannot be read or deleted
+# is left to the next run.
 conntrack_apply() {
     conntrack_pending || return 0
     for fam in $FAMILIES; do
-        grep -q "^ipv$fam " "$bundle/conntrack.udp" || continue
-        conntrack -L -f "ipv$fam" -p udp >"$work/flows" 2>/dev/null || { warn "the UDP flows of ipv$fam cannot be listed"; continue; }
+        there=0
+        grep -q "^ipv$fam " "$bundle/conntrack.udp" || there=$?
+        [ "$there" != 1 ] || continue
+        if [ "$there" != 0 ] || ! conntrack -L -f "ipv$fam" -p udp >"$work/flows" 2>/dev/null; then
+            if [ "$1" = count ]; then warn "the UDP flows of ipv$fam cannot be listed"; else left_unfinished "the UDP flows of ipv$fam cannot be listed"; fi
+            continue
+        fi
         stale_flows "$fam" "$bundle/conntrack.udp" "$work/flows" >"$work/stale"
         while read -r n dst dport src sport; do
-            flows=$((flows + n))
-            [ "$1" != count ] || continue
-            # Flows that ended meanwhile are no failure.
-            conntrack -D -f "ipv$fam" -p udp --orig-dst "$dst" --orig-port-dst "$dport" \
-                --reply-src "$src" --reply-port-src "$sport" >/dev/null 2>&1 || :
+            if [ "$1" = count ] || conntrack_delete; then flows=$((flows + n))
+            else left_unfinished "the UDP flows to $dst port $dport that $src answers could not be ended"
+            fi
         done <"$work/stale"
     done
+}
+
+# Delete the flows of $fam from $dst, $dport to $src, $sport; those that ended meanwhile are no failure.
+conntrack_delete() {
+    conntrack -D -f "ipv$fam" -p udp --orig-dst "$dst" --orig-port-dst "$dport" \
+        --reply-src "$src" --reply-port-src "$sport" >/dev/null 2>"$work/err" && return 0
+    while read -r line; do
+        case $line in *': 0 flow entries have been deleted'*) return 0 ;; esac
+    done <"$work/err"
+    return 1
 }
 
 # "count dst dport reply-src reply-sport" of the flows in a conntrack listing ($3) that $2 disowns.

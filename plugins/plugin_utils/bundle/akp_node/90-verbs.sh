@@ -56,7 +56,6 @@ verb_apply() {
     confirm_end "$changed"
     sync_ended
     health_sync
-    [ -z "$unfinished" ] || die 4 "the new state is in force, but not all of the old one could be removed (see the warnings), the next run will try again"
     print_change "$changed"
     # Only a shortcut for ask: without it, ask takes the long way.
     if can_glimpse && { [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; }; then (note_seen) >/dev/null 2>&1 || :; fi
@@ -115,8 +114,9 @@ count_words() {
     for _ in $1; do words=$((words + 1)); done
 }
 
-# The result of apply and check.
+# The result of apply and check; that of a run that could not finish is no success.
 print_change() {
+    [ -z "$unfinished" ] || die 4 "the new state is in force, but not all of the old one could be removed (see the warnings), the next run will try again"
     print_services
     printf '{"verb": "%s", "ok": true, "changed": %s, "node": "%s", "mode": "%s", ' "$verb" "$1" "$node" "$mode"
     # Not in a subshell each: a process is one too many.
