@@ -14,6 +14,7 @@ from agentless_kube_proxy.proxy.facts import node_facts
 
 from tests.node import bundles
 from tests.node.host import Host
+from tests.node.shims import path, shim
 from tests.node.test_apply import everything, host_generation
 
 STATES = {
@@ -24,6 +25,28 @@ STATES = {
     "partial by a family": "nft delete table ip6 nat",
     "foreign": f"$ipt -t nat -F KUBE-PROXY-GENERATION; $ipt -t nat -A KUBE-PROXY-GENERATION -m comment --comment {'0' * 64}",
 }
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["applied", "absent"])
+def test_what_cannot_be_read_is_not_called_missing(any_flavour: Host, tmp_path: Path, applied: bool) -> None:
+    host = any_flavour
+    if applied:
+        host.apply(bundles.simple(tmp_path / "a"))
+    else:
+        host.sh("$ipt -t nat -N FOREIGN")
+    failing = "echo no memory >&2; exit 1"
+    tools = shim(host, tmp_path / "bin", f"iptables-{host.flavour}-save", "*", failing, calls="-gt 0")
+    result = host.akp("status", "--verify", PATH=path(host, tools))
+    assert (result.code, result.json["asBefore"]) == (4, True), result.stdout
+    assert "what the kernel has is not known: no memory" in result.json["error"]
+    assert host.akp("status", "--verify").code == 0
+
+
+def test_differences_that_cannot_be_counted_are_not_none(nft_host: Host, tmp_path: Path) -> None:
+    nft_host.apply(bundles.simple(tmp_path / "a"))
+    nft_host.sh("$ipt -t filter -F KUBE-FORWARD")
+    tools = shim(nft_host, tmp_path / "bin", "cat", "*/detail*")
+    assert nft_host.akp("status", "--verify", PATH=path(nft_host, tools)).code == 3
 
 
 @pytest.mark.parametrize("case", STATES)

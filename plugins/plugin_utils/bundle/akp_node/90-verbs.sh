@@ -182,6 +182,7 @@ verb_status() {
     if [ -z "$bundle" ]; then
         state=absent
         iptables_read
+        readable
         iptables_markers >"$work/markers"
         if chains_of "$work/actual.4" "$work/actual.6" | grep -q ours || nft_tables_exist || ipvs_present; then state=foreign; fi
         ! has nft || nftables_markers >>"$work/markers"
@@ -195,12 +196,15 @@ verb_status() {
         fi
         if [ -n "$verify" ]; then
             "${mode}_read"
+            readable
             [ -z "$flavour_trouble" ] || warn "$flavour_trouble"
             "${mode}_compare"
             sysctls_differ "$r_unset_sysctls" >"$work/sysctls"
             counters_missing
             for name in $missing; do printf '%s\n' "$name"; done >"$work/counters"
-            drift=$(cat "$work"/plan.*/detail "$work/sysctls" "$work/counters" | wc -l)
+            # Not in a pipe, where a tool that fails would leave less to count.
+            cat "$work"/plan.*/detail "$work/sysctls" "$work/counters" >"$work/drift"
+            drift=$(wc -l <"$work/drift")
         fi
     fi
     printf '{"verb": "status", "ok": true, "state": "%s", "generation": %s, ' "$state" "$(json_or_null "$generation")"
@@ -222,6 +226,9 @@ verb_status() {
     elapsed
     printf '"seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
 }
+
+# End if the kernel could not be read: what is not known to be there would be called missing.
+readable() { [ -z "${unread:-}" ] || die 4 "$unread"; }
 
 # What this host is and can do. Probes run in throw-away namespaces: nothing is left behind.
 verb_facts() {
