@@ -27,7 +27,7 @@ def shim(host: Host, directory: Path, tool: str, pattern: str, action: str = "ex
     return directory
 
 
-def path(host: Host, *directories: Path) -> str:
+def path_with(host: Host, *directories: Path) -> str:
     """The host's PATH with these before it."""
     return ":".join([*map(str, directories), host.environment["PATH"]])
 

@@ -19,7 +19,7 @@ from tests.lab.program import PROGRAM
 from tests.node import bundles
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
-from tests.node.shims import called, path, shim
+from tests.node.shims import called, path_with, shim
 from tests.node.test_faults import hiding, refused_in_nat
 from tests.unit.build import node, port, render, service, slice_of
 
@@ -239,7 +239,7 @@ def test_it_waits_for_a_note_that_comes_late(nft_host: Host, tmp_path: Path) -> 
     sleep = shutil.which("sleep", path=host.environment["PATH"])
     tools = shim(host, tmp_path / "bin", "sleep", "0.2", 'exec "$real" 0.01', calls="-gt 0")
     shim(host, tools, "mv", "*/unconfirmed.new*", f'{sleep} 3; exec "$real" "$@"')
-    assert host.akp("apply", *SHORT, made, PATH=path(host, tools)).code == 0
+    assert host.akp("apply", *SHORT, made, PATH=path_with(host, tools)).code == 0
     undone(host)
     assert kernel(host) == clean
 
@@ -255,7 +255,7 @@ def test_a_process_that_ended_is_not_relied_on(nft_host: Host, tmp_path: Path, n
         'exec "$real" "$@"'
     )
     tools = shim(host, tmp_path / "bin", "mv", "*/unconfirmed.new*", kill, calls=f"-eq {note}")
-    result = host.akp("apply", *SHORT, made, PATH=path(host, tools))
+    result = host.akp("apply", *SHORT, made, PATH=path_with(host, tools))
     if note == 1:
         assert (result.code, result.json["asBefore"]) == (3, True), result.stderr
         assert "the process that would undo it has ended; nothing was changed" in result.json["error"]
@@ -273,7 +273,7 @@ def test_an_undo_that_fails_is_tried_until_it_succeeds(nft_host: Host, tmp_path:
     token = overdue(host)
     tools = shim(host, tmp_path / "bin", "sh", "*' undo '*", "exit 3", calls="-le 64")
     shim(host, tools, "sleep", "*", "exit 0", calls="-gt 0")
-    assert host.akp("await", token, PATH=path(host, tools)).code == 0
+    assert host.akp("await", token, PATH=path_with(host, tools)).code == 0
     assert kernel(host) == clean
     assert called(tools, "sleep") == [f"{min(tries, 60)}" for tries in range(1, 65)]
 
@@ -340,7 +340,7 @@ def test_a_boot_that_cannot_be_told_is_not_another_one(nft_host: Host, tmp_path:
     refused = host.akp("apply", *LONG, b, prefix=untold)
     assert (refused.code, "boot_id cannot be read" in refused.json["error"]) == (3, True)
     now = host.apply(b, *LONG)["generation"]
-    failing = {"PATH": path(host, shim(host, tmp_path / "bin", "cat", "*boot_id*", calls="-gt 0"))}
+    failing = {"PATH": path_with(host, shim(host, tmp_path / "bin", "cat", "*boot_id*", calls="-gt 0"))}
     assert host.akp("restore", prefix=untold).json["generation"] == now
     assert host.akp("restore", **failing).json["generation"] == now
     unconfirmed = host.akp("status", prefix=untold).json["unconfirmed"]
@@ -365,7 +365,7 @@ def test_a_restore_that_comes_second_does_not_undo_once_more(nft_host: Host, tmp
     host.apply(bundle(host, tmp_path / "b", "10.244.1.2"), *LONG)
     overdue(host)
     other = f'dash {PROGRAM} restore >/dev/null 2>&1; exec "$real" "$@"'
-    result = host.akp("restore", PATH=path(host, shim(host, tmp_path / "bin", "flock", "*", other)))
+    result = host.akp("restore", PATH=path_with(host, shim(host, tmp_path / "bin", "flock", "*", other)))
     assert (result.code, result.json["generation"]) == (0, first), result.stderr
     assert kernel(host) == before
 
@@ -485,7 +485,7 @@ def test_an_undo_to_nothing_keeps_the_lock_to_its_end(nft_host: Host, tmp_path: 
     host.apply(a, *LONG)
     token = overdue(host)
     other = f'AKP_LOCK_WAIT=0 dash {PROGRAM} apply --confirm-within 600 {b} >{tmp_path}/other; exec "$real" "$@"'
-    result = host.akp("undo", token, PATH=path(host, shim(host, tmp_path / "bin", "date", "+%s", other)))
+    result = host.akp("undo", token, PATH=path_with(host, shim(host, tmp_path / "bin", "date", "+%s", other)))
     assert result.code == 0, result.stderr
     assert json.loads((tmp_path / "other").read_text())["code"] == 5
     status = host.akp("status").json
@@ -497,13 +497,11 @@ def test_an_undo_to_nothing_keeps_the_lock_to_its_end(nft_host: Host, tmp_path: 
 
 
 @pytest.mark.parametrize("shell", ["dash", "busybox"])
-def test_a_lock_on_a_file_that_was_replaced_is_none(
-    new_host: Callable[..., Host], tmp_path: Path, shell: str
-) -> None:
+def test_a_lock_on_a_file_that_was_replaced_is_none(new_host: Callable[..., Host], tmp_path: Path, shell: str) -> None:
     host = new_host("nft", shell)
     replace = f'"$real" "$@"; rm {host.state}/lock; : >{host.state}/lock; exit 0'
     tools = shim(host, tmp_path / "bin", "flock", "*", replace)
-    result = host.akp("apply", bundle(host, tmp_path / "a", "10.244.1.1"), PATH=path(host, tools))
+    result = host.akp("apply", bundle(host, tmp_path / "a", "10.244.1.1"), PATH=path_with(host, tools))
     assert result.code == 0, result.stderr
     assert len(called(tools, "flock")) == 2
 

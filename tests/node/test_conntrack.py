@@ -12,7 +12,7 @@ from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.node import bundles
 from tests.node.host import Host
-from tests.node.shims import path, shim
+from tests.node.shims import path_with, shim
 from tests.node.test_confirm import shop
 
 FRONTENDS = """\
@@ -105,7 +105,9 @@ def test_flows_that_could_not_be_ended_are_ended_by_the_next_run(
     write_bundle(new, tmp_path / "new")
     write_delta(delta(old, new), new, tmp_path / "delta")
     frontend = next(
-        line.split()[1] for line in (tmp_path / "old" / "conntrack.udp").read_text().splitlines() if "10.244.1.1:" in line
+        line.split()[1]
+        for line in (tmp_path / "old" / "conntrack.udp").read_text().splitlines()
+        if "10.244.1.1:" in line
     )
     for change in ("new", "delta"):
         host.apply(tmp_path / "old")
@@ -114,7 +116,7 @@ def test_flows_that_could_not_be_ended_are_ended_by_the_next_run(
             " --reply-src 10.244.1.1 --reply-dst 10.0.0.5 --reply-port-src 53 --reply-port-dst 4000"
         )
         tools = shim(host, tmp_path / f"bin-{change}", "conntrack", f"*{what}*")
-        failed = host.akp("apply", tmp_path / change, PATH=path(host, tools))
+        failed = host.akp("apply", tmp_path / change, PATH=path_with(host, tools))
         assert (failed.code, failed.json["asBefore"]) == (4, False), failed.stdout + failed.stderr
         assert "UDP flows" in failed.json["warnings"][0]
         assert host.akp("status").json["state"] == "partial"
@@ -128,7 +130,7 @@ def test_flows_that_ended_by_themselves_are_no_failure(nft_host: Host, tmp_path:
     gone = '"$real" "$@"; "$real" -D -p udp >/dev/null; exit 0'
     tools = shim(nft_host, tmp_path / "bin", "conntrack", "*-L*ipv4*", gone)
     bundle = bundles.simple(tmp_path / "a", conntrack_udp=FRONTENDS)
-    result = nft_host.akp("apply", bundle, PATH=path(nft_host, tools))
+    result = nft_host.akp("apply", bundle, PATH=path_with(nft_host, tools))
     assert (result.code, result.json["warnings"]) == (0, []), result.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.lab.program import PROGRAM
 from tests.node import bundles, nftables
 from tests.node.host import Host, failing_restores
+from tests.node.shims import path_with, shim
 from tests.node.test_apply import INVALID, everything
 
 EXT = "KUBE-EXT-67NZLRHBNDSAWJRO"
@@ -314,3 +315,14 @@ def test_temporary_files_of_killed_runs_do_not_pile_up(any_flavour: Host, tmp_pa
     result = host.akp("apply", bundles.simple(tmp_path / "a"), TMPDIR=str(temporary))
     assert result.code == 0, result.stdout + result.stderr
     assert sorted(each.name for each in temporary.iterdir()) == ["akp-node.busy", "another"]
+
+
+def test_a_run_whose_clock_is_set_keeps_its_own_files(host: Host, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    (temporary / "akp-node.dead").mkdir(parents=True)
+    later = f'touch -d "2001-01-01 00:00:00" {temporary}/akp-node.*; exec "$real" "$@"'
+    tools = shim(host, tmp_path / "bin", "flock", "*", later)
+    made = bundles.simple(tmp_path / "a")
+    result = host.akp("apply", made, TMPDIR=str(temporary), PATH=path_with(host, tools))
+    assert result.code == 0, result.stdout + result.stderr
+    assert list(temporary.iterdir()) == []

@@ -19,7 +19,7 @@ from . import health
 from .bundles import replace_file, write
 from .health import PORT, asked, bundle, change, over_tcp, request, service, shop, state, systemd, until_listening
 from .host import Host
-from .shims import path, shim
+from .shims import path_with, shim
 
 WEB = """\
 {
@@ -159,7 +159,7 @@ def test_a_node_is_healthy_while_a_change_is_under_way(
     (tmp_path / "request").write_text(request())
     ask = f'dash {health.PROGRAM} health {PORT} <{tmp_path}/request >{tmp_path}/answer; exec "$real" "$@"'
     tools = shim(host, tmp_path / "bin", "mv", "*/applied.new*", ask)
-    assert host.akp("apply", new, PATH=path(host, tools)).code == 0
+    assert host.akp("apply", new, PATH=path_with(host, tools)).code == 0
     assert undated((tmp_path / "answer").read_bytes().decode()) == answer("200 OK", 1)
 
 
@@ -173,7 +173,7 @@ def test_a_change_that_ends_while_a_node_is_asked_does_not_make_it_unhealthy(
     tools = shim(host, tmp_path / "bin", "iptables-nft", "*-S*", change)
     (tmp_path / "request").write_text(request())
     ask = f"dash {health.PROGRAM} health {PORT} <{tmp_path}/request"
-    assert undated(host.sh(ask, PATH=path(host, tools))).startswith("HTTP/1.1 200 OK")
+    assert undated(host.sh(ask, PATH=path_with(host, tools))).startswith("HTTP/1.1 200 OK")
     assert host.akp("status").json["generation"] == shop(1).generation
 
 

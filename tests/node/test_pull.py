@@ -21,6 +21,7 @@ from tests.lab.program import PROGRAM
 from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
 from tests.node.host import Host, Result, failing_restores
+from tests.node.shims import called, path_with, shim
 from tests.node.signing import etc_of, new_key
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
@@ -399,6 +400,17 @@ def test_what_is_missing_is_named(site: Site) -> None:
     (etc_of(site.host) / "allowed_signers").unlink()
     assert "whose releases count" in site.pull().json["error"]
     assert "--jitter takes a number" in site.pull("--jitter", "soon").json["error"]
+
+
+def test_a_pull_that_waits_for_hours_does_not_rely_on_its_files(site: Site, tmp_path: Path) -> None:
+    """Meanwhile other runs clear what they take for left over."""
+    site.publish()
+    clear = f"rm -rf {site.host.directory}/akp-node.*; exit 0"
+    tools = shim(site.host, tmp_path / "bin", "sleep", "*", clear)
+    result = site.host.akp("pull", "--jitter", "9999", PATH=path_with(site.host, tools))
+    assert (result.code, result.json.get("changed")) == (0, True), result.stdout + result.stderr
+    assert called(tools, "sleep")
+    assert not list(site.host.directory.glob("akp-node.*"))
 
 
 def test_a_pull_whose_apply_fails_says_what_the_apply_said(site: Site) -> None:

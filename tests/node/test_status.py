@@ -14,7 +14,7 @@ from agentless_kube_proxy.proxy.facts import node_facts
 
 from tests.node import bundles
 from tests.node.host import Host
-from tests.node.shims import path, shim
+from tests.node.shims import path_with, shim
 from tests.node.test_apply import everything, host_generation
 
 STATES = {
@@ -36,7 +36,7 @@ def test_what_cannot_be_read_is_not_called_missing(any_flavour: Host, tmp_path: 
         host.sh("$ipt -t nat -N FOREIGN")
     failing = "echo no memory >&2; exit 1"
     tools = shim(host, tmp_path / "bin", f"iptables-{host.flavour}-save", "*", failing, calls="-gt 0")
-    result = host.akp("status", "--verify", PATH=path(host, tools))
+    result = host.akp("status", "--verify", PATH=path_with(host, tools))
     assert (result.code, result.json["asBefore"]) == (4, True), result.stdout
     assert "what the kernel has is not known: no memory" in result.json["error"]
     assert host.akp("status", "--verify").code == 0
@@ -46,7 +46,7 @@ def test_differences_that_cannot_be_counted_are_not_none(nft_host: Host, tmp_pat
     nft_host.apply(bundles.simple(tmp_path / "a"))
     nft_host.sh("$ipt -t filter -F KUBE-FORWARD")
     tools = shim(nft_host, tmp_path / "bin", "cat", "*/detail*")
-    assert nft_host.akp("status", "--verify", PATH=path(nft_host, tools)).code == 3
+    assert nft_host.akp("status", "--verify", PATH=path_with(nft_host, tools)).code == 3
 
 
 @pytest.mark.parametrize("case", STATES)

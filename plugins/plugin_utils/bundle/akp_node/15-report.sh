@@ -132,11 +132,11 @@ make_work() {
     mkdir "$work" "$work/bundle" || die 3 "cannot make a temporary directory in ${TMPDIR:-/tmp}"
 }
 
-# What runs that were killed left there. No run takes an hour.
+# What runs that were killed left there. No run takes an hour; if the clock was set this one seems to, and keeps its own.
 clear_after_killed() {
     for name in "${TMPDIR:-/tmp}"/akp-node.*; do
         if [ "$name" = "$work" ] || [ ! -d "$name" ]; then continue; fi
-        find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'akp-node.*' -mmin +60 -exec rm -rf {} + 2>/dev/null || :
+        find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'akp-node.*' ! -name "${work##*/}" -mmin +60 -exec rm -rf {} + 2>/dev/null || :
         return 0
     done
 }

@@ -24,7 +24,13 @@ verb_pull() {
     me=$(this_node)
     case $me in '' | .* | *[!A-Za-z0-9._-]*) die 2 "\"$me\" is no name of a node, set it in $ETC/node.conf: node NAME" ;; esac
     # The same for every poll of a node and another for each node: polls spread, and stay a period apart.
-    if [ "$jitter" -gt 0 ]; then sleep "$(printf '%s' "$me" | cksum | awk -v range="$jitter" '{ print $1 % (range + 1) }')"; fi
+    if [ "$jitter" -gt 0 ]; then
+        sleep "$(printf '%s' "$me" | cksum | awk -v range="$jitter" '{ print $1 % (range + 1) }')"
+        # After an hour others have taken the work directory for one that a killed run left.
+        rm -rf "$work"
+        make_work
+        case $url in /*) ;; *) choose_fetcher ;; esac
+    fi
     now
     started=$now
     pull_lock
