@@ -15,7 +15,8 @@ from ..cluster.files import load
 from .console import Progress, UsageError
 
 _DESCRIPTION = """\
-OLD and NEW are two bundles, two directories of bundles as `akp render` writes them, or two cluster directories.
+OLD and NEW are two bundles, two directories of bundles as `akp render` writes them, or two clusters, each a file or a
+directory of what kubectl prints.
 Exits with 1 if they differ, with 0 if they do not.
 """
 _COLOURS = {"+": "\033[32m", "-": "\033[31m", "~": "\033[33m"}

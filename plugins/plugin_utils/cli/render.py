@@ -66,7 +66,7 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         required=True,
         type=Path,
-        metavar="DIR",
+        metavar="PATH",
         help="what kubectl prints of Services, EndpointSlices, Nodes and ServiceCIDRs: a file, or a directory of them",
     )
     parser.add_argument(
