@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ class Comparison:
 
     differences: list[kernel.Difference]
     lines: int
-    texts: kernel.Texts = field(repr=False)
 
 
 @dataclass
@@ -170,9 +169,9 @@ class Twin:
 
     def _compare_now(self, cluster: Cluster) -> Comparison:
         self.apply(cluster)
-        texts = kernel.read(self.real, cluster.mode)
-        real, ours = (kernel.canonical(t, cluster.mode) for t in (texts, kernel.read(self.ours, cluster.mode)))
-        return Comparison(self._differences(cluster, real, ours), kernel.rules(real), texts)
+        texts = (kernel.read(side, cluster.mode) for side in (self.real, self.ours))
+        real, ours = (kernel.canonical(text, cluster.mode) for text in texts)
+        return Comparison(self._differences(cluster, real, ours), kernel.rules(real))
 
     def packets(self, cluster: Cluster) -> tuple[int, list[packets.Discord]]:
         """The same connections through both; only after both kernels were found alike."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import shutil
@@ -400,8 +399,3 @@ class Mutation:
 
 def mutations(first: int, count: int, modes: tuple[str, ...] = MODES) -> Iterator[Mutation]:
     return (Mutation(seed, modes) for seed in range(first, first + count))
-
-
-def manifest_of(directory: Path) -> Object:
-    made: Object = json.loads((directory / "manifest.json").read_text())
-    return made
