@@ -131,29 +131,14 @@ class Transport:
     def get(self, path: str, timeout: float) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and the whole body."""
         with self._errors():
-            answer = self._pool.request(
-                "GET",
-                self.url + path,
-                headers=self._all_headers(),
-                timeout=self._urllib3.Timeout(connect=min(timeout, 10.0), read=timeout),
-                retries=False,
-                redirect=False,
-            )
+            answer = self._answer(path, timeout, whole=True)
         return answer.status, answer.headers, answer.data
 
     @contextlib.contextmanager
     def stream(self, path: str, timeout: float) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Status, and the lines of the body as they come."""
         with self._errors():
-            answer = self._pool.request(
-                "GET",
-                self.url + path,
-                headers=self._all_headers(),
-                timeout=self._urllib3.Timeout(connect=min(timeout, 10.0), read=timeout),
-                retries=False,
-                redirect=False,
-                preload_content=False,
-            )
+            answer = self._answer(path, timeout, whole=False)
             self._streams.add(answer)
             try:
                 yield answer.status, _lines(answer.stream(None, decode_content=True))
@@ -161,6 +146,17 @@ class Transport:
                 self._streams.discard(answer)
                 # A watch that is left early has an open end: its connection cannot be used again.
                 answer.close()
+
+    def _answer(self, path: str, timeout: float, *, whole: bool) -> Any:
+        return self._pool.request(
+            "GET",
+            self.url + path,
+            headers=self._all_headers(),
+            timeout=self._urllib3.Timeout(connect=min(timeout, 10.0), read=timeout),
+            retries=False,
+            redirect=False,
+            preload_content=whole,
+        )
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
