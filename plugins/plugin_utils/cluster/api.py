@@ -153,7 +153,7 @@ class Api:
         except NotServed:
             if resource is not SERVICE_CIDRS:
                 raise
-        # ServiceCIDRs are younger than the rest: v1 since 1.33, v1beta1 since 1.31. Without them nobody misses them.
+        # ServiceCIDRs are younger than the rest: v1 since 1.33, v1beta1 since 1.31. Without them the list is empty.
         try:
             return read(dataclasses.replace(resource, version="v1beta1"), at)
         except NotServed:
