@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from agentless_kube_proxy.backends.compat import DEFAULT_COMPAT
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "plugins" / "modules").glob("*.py"))
@@ -84,6 +85,14 @@ def test_a_role_documents_its_defaults_and_nothing_else(role: str) -> None:
             assert documented[name]["default"] == default, name
         else:
             assert "{{" in str(default), f"{name} has a plain default that is not documented"
+
+
+def test_the_default_of_compat_is_the_same_wherever_it_is_written_down() -> None:
+    """An import in controller/base.py would load all back ends, which a run without news need not wait for."""
+    base = importlib.import_module("ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base")
+    of_roles = {role: defaults(role)["kube_proxy_compat"] for role in ROLES if "kube_proxy_compat" in defaults(role)}
+    assert of_roles == {"publish": DEFAULT_COMPAT, "sync": DEFAULT_COMPAT}
+    assert base.RULE_OPTIONS["compat"]["default"] == DEFAULT_COMPAT
 
 
 def defaults(role: str) -> dict[str, Any]:
