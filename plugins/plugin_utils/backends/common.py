@@ -14,7 +14,7 @@ from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
 from ..proxy.view import NodeView, PortView
 from .compat import Compat
-from .state import Object
+from .state import FrameObject, Object
 
 SYSCTLS: Object = ("file", "sysctls.conf")
 CONNTRACK: Object = ("file", "conntrack.udp")
@@ -54,9 +54,14 @@ def conntrack_sysctls(view: NodeView) -> Iterator[tuple[str, int]]:
         yield "net.netfilter.nf_conntrack_tcp_be_liberal", 1
 
 
-def sysctl_lines(settings: Iterator[tuple[str, int]]) -> str:
-    """Settings in the form of sysctl.d files."""
-    return "".join(f"{name} = {value}\n" for name, value in settings)
+def shared_frame(view: NodeView, sysctls: Iterable[tuple[str, int]]) -> dict[Object, FrameObject]:
+    """The files that a bundle has in every mode; service ports add their lines to two of them."""
+    return {
+        SYSCTLS: FrameObject("".join(f"{name} = {value}\n" for name, value in sysctls)),
+        CONNTRACK: FrameObject(),
+        SERVICES: FrameObject(),
+        HEALTH: FrameObject(health_lines(view)),
+    }
 
 
 def health_lines(view: NodeView) -> str:

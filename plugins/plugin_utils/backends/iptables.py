@@ -19,14 +19,11 @@ from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import (
     CONNTRACK,
-    HEALTH,
     SERVICES,
-    SYSCTLS,
     conntrack_sysctls,
     forget_views,
-    health_lines,
     service_line,
-    sysctl_lines,
+    shared_frame,
     udp_frontends,
 )
 from .compat import Compat
@@ -107,13 +104,8 @@ class Renderer:
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
-        frame: dict[Object, FrameObject] = {
-            SYSCTLS: FrameObject(sysctl_lines(_sysctls(view))),
-            COUNTERS: FrameObject(f"{INVALID_COUNTER}\n{LOCALHOST_COUNTER}\n" if view.facts.nfacct else ""),
-            CONNTRACK: FrameObject(),
-            SERVICES: FrameObject(),
-            HEALTH: FrameObject(health_lines(view)),
-        }
+        frame = shared_frame(view, _sysctls(view))
+        frame[COUNTERS] = FrameObject(f"{INVALID_COUNTER}\n{LOCALHOST_COUNTER}\n" if view.facts.nfacct else "")
         fragments: list[Fragment] = []
         for family in view.families:
             frame.update(_frame(view, family))

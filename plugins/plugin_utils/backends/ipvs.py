@@ -23,14 +23,11 @@ from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import (
     CONNTRACK,
-    HEALTH,
     SERVICES,
-    SYSCTLS,
     conntrack_sysctls,
     forget_views,
-    health_lines,
     service_line,
-    sysctl_lines,
+    shared_frame,
     udp_frontends,
 )
 from .compat import Compat
@@ -92,13 +89,8 @@ class Renderer:
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
-        frame: dict[Object, FrameObject] = {
-            SYSCTLS: FrameObject(sysctl_lines(_sysctls(view))),
-            CONNTRACK: FrameObject(),
-            SERVICES: FrameObject(),
-            HEALTH: FrameObject(health_lines(view)),
-            SETTINGS: FrameObject(_settings(view.config.ipvs)),
-        }
+        frame = shared_frame(view, _sysctls(view))
+        frame[SETTINGS] = FrameObject(_settings(view.config.ipvs))
         fragments: list[Fragment] = []
         for family in view.families:
             pieces = self._family_pieces(view, family)

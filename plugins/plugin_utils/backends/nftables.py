@@ -18,14 +18,11 @@ from ..proxy.facts import DetectLocal
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import (
     CONNTRACK,
-    HEALTH,
     SERVICES,
-    SYSCTLS,
     conntrack_sysctls,
     forget_views,
-    health_lines,
     service_line,
-    sysctl_lines,
+    shared_frame,
     udp_frontends,
 )
 from .compat import Compat
@@ -72,12 +69,7 @@ class Renderer:
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
-        frame: dict[Object, FrameObject] = {
-            SYSCTLS: FrameObject(sysctl_lines(conntrack_sysctls(view))),
-            CONNTRACK: FrameObject(),
-            SERVICES: FrameObject(),
-            HEALTH: FrameObject(health_lines(view)),
-        }
+        frame = shared_frame(view, conntrack_sysctls(view))
         fragments: list[Fragment] = []
         for family in view.families:
             context = _Context(
