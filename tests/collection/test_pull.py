@@ -80,7 +80,7 @@ def status(node: Node, *options: str) -> dict[str, Any]:
 def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     nodes: Lab, inventory: Path, web: WebServer, tmp_path: Path, start_cron: Callable[[Node], None]
 ) -> None:
-    publisher = Publisher(tmp_path / "publisher", web.www)
+    another, publisher = (Publisher(tmp_path / name, web.www) for name in ("another", "publisher"))
     publishing = {
         "kube_proxy_cluster_name": "shop",
         "kube_proxy_publish_path": str(web.www),
@@ -91,7 +91,7 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
         "kube_proxy_cluster_name": "shop",
         "kube_proxy_pull_url": web.url,
         "kube_proxy_pull_jitter": 0,
-        "kube_proxy_pull_signers": [publisher.allowed_signers],
+        "kube_proxy_pull_signers": [another.allowed_signers, publisher.allowed_signers],
         "kube_proxy_pull_report": f"{web.url}/reports/",
     }
     n1 = nodes.node("n1")
