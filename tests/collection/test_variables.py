@@ -129,6 +129,20 @@ def test_a_node_is_prepared_as_the_words_say(nodes: Lab, inventory: Path, tmp_pa
             refused = typed("prepare-nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=false", check=False)
             assert "kube-proxy runs on n1" in " ".join(refused.output.split())
             typed("prepare-nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=true")
+            config = tmp_path / "kube-proxy.yaml"
+            config.write_text(
+                "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables}"
+            )
+            typed(
+                "prepare-nodes",
+                inventory,
+                tmp_path,
+                *words,
+                "kube_proxy_allow_running=true",
+                f"kube_proxy_config={config}",
+            )
+            _comment, *modules = node.run(["cat", "/etc/modules-load.d/kube-proxy.conf"]).stdout.splitlines()
+            assert modules == ["nf_conntrack", "nf_tables"]
         finally:
             process.kill()
 
