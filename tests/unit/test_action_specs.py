@@ -67,8 +67,7 @@ def test_every_module_is_in_the_action_group() -> None:
 
 def test_every_variable_that_an_option_falls_back_to_is_a_variable_of_a_role() -> None:
     known = {name for role in ROLES for name in defaults(role)}
-    known |= {"kube_proxy_api_host", "kube_proxy_api_key", "kube_proxy_api_ca_cert", "kube_proxy_plan_file"}
-    known |= {"kube_proxy_planning"}
+    known |= {"kube_proxy_plan_file", "kube_proxy_planning"}
     for module in MODULES:
         action = importlib.import_module(f"ansible_collections.agentless.kube_proxy.plugins.action.{module}")
         assert set(action.ActionModule.VARIABLES.values()) <= known, module
