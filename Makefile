@@ -40,7 +40,7 @@ lint: setup  ## every linter; silence is good news
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
 	@$(BIN)/pytest -q --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder -m 'not controlplane and not soak' $(ARGS)
 
-soak: setup controlplane  ## minutes of faults, load and random input (root)
+soak: setup controlplane  ## minutes of faults, load and random input (root); AKP_WRITE_DOCS=1 writes the table of docs/reliability.md
 	@$(BIN)/pytest -q --timeout 3600 -m soak $(ARGS)
 
 fuzz: setup  ## everything that reads what others wrote, against random input; MINUTES=10

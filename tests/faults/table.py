@@ -43,12 +43,10 @@ def _row(kind: str, mode: str, found: list[Finding]) -> str:
     return f"| {kind} | {mode} | {len(found)} | {half} | {lost} | {unhealed} | {times} |"
 
 
-def write(findings: list[Finding], seconds: float) -> None:
-    """Put the table of one run into the page."""
+def write(findings: list[Finding], seconds: float, thin: int) -> None:
+    """Put the table of one run into the page; it took one of so many steps."""
     before, _begin, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    told = (
-        f"One run of {seconds / 60:.0f} minutes: {len(findings)} faults, Linux {os.uname().release.partition('-')[0]}"
-    )
-    told += f", {os.cpu_count()} processors.\n\n"
+    told = f"One run of {seconds / 60:.0f} minutes with `AKP_THIN={thin}`: {len(findings)} faults, "
+    told += f"Linux {os.uname().release.partition('-')[0]}, {os.cpu_count()} processors.\n\n"
     DOC.write_text(before + BEGIN + told + table(findings) + END + after, encoding="utf-8")

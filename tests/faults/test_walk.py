@@ -1,4 +1,4 @@
-"""A few faults of every kind. `make soak` injects them all, and writes the table of docs/reliability.md."""
+"""A few faults of every kind. `make soak` injects them all; with AKP_WRITE_DOCS=1 it writes the table of the docs."""
 
 from __future__ import annotations
 
@@ -195,8 +195,9 @@ def test_every_fault(mode: str, walked: Walked) -> None:
 
 @pytest.mark.soak
 def test_the_table_has_enough_of_them(walked: Walked) -> None:
-    """Of all modes, and from this run alone."""
+    """Of all modes, and from this run alone. AKP_WRITE_DOCS=1 writes it, whatever was found, into the page."""
     found = [each for of_mode in walked.found.values() for each in of_mode]
     assert {each.mode for each in found} == {*MODES}
     assert (len(found) >= 300, len(walked.found["ipvs"]) >= 40) == (True, True)
-    table.write(found, walked.seconds)
+    if os.environ.get("AKP_WRITE_DOCS"):
+        table.write(found, walked.seconds, THIN)
