@@ -53,7 +53,11 @@ class Following:
             consent=Consent(self.directory, {}),
             say=lambda event, **fields: self.said.append((event, fields)),
         )
-        self._turn("answer", {"settings": {name: {"max_removed_percent": 50, **settings} for name in names}})
+        self.settings(**{"max_removed_percent": 50, **settings})
+
+    def settings(self, **settings: Any) -> None:
+        """What the inventory says from now on."""
+        self._turn("answer", {"settings": dict.fromkeys(self.hosts.applied, settings)})
 
     def _turn(self, *event: Any) -> None:
         """Something happens, and everything that follows from it."""
@@ -79,6 +83,13 @@ class Following:
         """It is time to ask a host what it has."""
         self._follower._hosts[host].ask = True
         self._turn()
+
+    def give(self, host: str) -> None:
+        """Somebody else gives a host what it shall have, as sync_services does."""
+        wanted = self._follower._hosts[host].wanted
+        assert wanted is not None
+        self.hosts.applied[host] = wanted.generation
+        self.ask(host)
 
     def cluster(self, objects: Snapshot, digest: str = "") -> None:
         """The cluster is like this now."""
@@ -129,3 +140,40 @@ def test_the_ledger_names_the_cluster_of_each_push(tmp_path: Path, monkeypatch: 
         auditor.write("sync", "ok", {host: {}})
     found = [each.get("snapshot") for each in entries(following.directory.ledger)]
     assert found == ["third", "second", None], "the third is of no concern to n2"
+
+
+def shrinking(following: Following, *counts: int) -> list[int]:
+    """The cluster has so many Services, one after the other; of how many each push was."""
+    pushed = []
+    for count in counts:
+        before = following.hosts.applied["n1"]
+        services = [service(f"s{i}", clusterIP=f"10.96.1.{i}") for i in range(1, count + 1)]
+        following.cluster(snapshot(*services, node("n1")))
+        if following.hosts.applied["n1"] != before:
+            pushed.append(count)
+    return pushed
+
+
+def test_services_that_go_a_few_at_a_time_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    following = Following(tmp_path, "n1")
+    assert shrinking(following, 10, 8, 6, 5, 4, 3) == [10, 8, 6, 5]
+    assert "on n1, 6 of 10 service ports would be removed, more than 50 %" in following.told("refused")[0]
+    assert shrinking(following, 6, 5) == [6, 5], "it goes on with what is allowed"
+    late = time.monotonic() + 301
+    monkeypatch.setattr(time, "monotonic", lambda: late)
+    assert shrinking(following, 4, 3, 2) == [4, 3], "from here on, five are what there was"
+
+
+def test_what_somebody_allowed_is_where_it_begins_anew(tmp_path: Path) -> None:
+    following = Following(tmp_path / "inventory", "n1")
+    assert shrinking(following, 10, 6, 2) == [10, 6]
+    before = following.hosts.applied["n1"]
+    following.settings(max_removed_percent=100)
+    assert following.hosts.applied["n1"] != before
+    following.settings(max_removed_percent=50)
+    assert shrinking(following, 1) == [1]
+
+    following = Following(tmp_path / "sync", "n1")
+    assert shrinking(following, 10, 6, 2) == [10, 6]
+    following.give("n1")
+    assert shrinking(following, 1) == [1]

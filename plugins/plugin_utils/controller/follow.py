@@ -36,7 +36,7 @@ from .consent import Consent
 from .desired import Choices, Desired
 from .directory import WorkDirectory
 from .freshness import Freshness
-from .guard import Frontends, Ports, losses, service_ports
+from .guard import ERODING_SECONDS, Frontends, Most, Ports, losses, service_ports
 from .hosts import Change, Host, Need
 
 Say = Callable[..., None]
@@ -411,6 +411,9 @@ class Follower:
         spread = self._period * (sorted(self._hosts).index(host.name) / len(self._hosts)) if facts is None else 0.0
         host.answered(result, now + self._period + spread)
         self._judged = False
+        if last != host.last:
+            # What somebody else gave it, or took back, is meant.
+            host.most = Most()
         if facts != host.facts or (self._ahead is not None and last != host.last):
             self._want(host, None)
         self._notice_addresses(host)
@@ -485,8 +488,9 @@ class Follower:
             if told and told != self._shrunken:
                 self._say(
                     "refused",
-                    problem=f"{told}. If that is meant, run sync_services with kube_proxy_max_removed_percent=100, or "
-                    "set it in the inventory and reload (SIGHUP)",
+                    problem=f"{told}, of what there was within {ERODING_SECONDS / 60:.0f} minutes. If that is meant, "
+                    "run sync_services with kube_proxy_max_removed_percent=100, or set it in the inventory and reload "
+                    "(SIGHUP)",
                 )
             elif self._shrunken and not told:
                 self._say("allowed")
@@ -499,8 +503,9 @@ class Follower:
             percent = self._percents.get(host.name, 100)
             if percent >= 100 or not host.last or (host.facts is not None and not host.stale):
                 continue
-            before, after = self._ports_of(host), self._wanted_of(host)
-            if before is not None and after is not None:
+            has, after = self._ports_of(host), self._wanted_of(host)
+            if has is not None and after is not None:
+                before = host.most.of(has, time.monotonic())
                 yield host.name, (before, service_ports(after.fragments), percent)
 
     def _ports_of(self, host: Host) -> Ports | None:
@@ -579,6 +584,11 @@ class Follower:
         if need is Need.BUNDLE:
             write_bundle(wanted, self._directory.bundles / host.node)
             self._consent.lay_down(self._directory.bundles / host.node)
+        had = self._ports_of(host)
+        if had is None or self._percents.get(host.name, 100) >= 100:
+            host.most = Most()
+        else:
+            host.most.had(had, time.monotonic())
         host.sending(need)
         self._directory.note("about", host.name, {"snapshot": self._digest}, self._carrier.run)
         self._pushing.add(host.name)

@@ -32,6 +32,8 @@ _SERVICES = ("file", "services.jsonl")
 _ENDPOINTS = ("endpoints", "localEndpoints")
 _FRAME = "frame"
 _MOST_NAMES = 20
+# Services that go within this time go together.
+ERODING_SECONDS = 300.0
 _REMOVED = "service ports would be removed"
 _API_SERVER = ("default/kubernetes:", "default/kubernetes ")
 
@@ -41,6 +43,22 @@ class Ports(NamedTuple):
 
     known: frozenset[str]
     idle: frozenset[str]  # those that have no endpoint
+
+
+class Most:
+    """The most service ports that a host had in the last minutes: a namespace is not deleted in one moment."""
+
+    def __init__(self) -> None:
+        self._past: list[tuple[float, Ports]] = []  # until when it had them; each time fewer
+
+    def had(self, ports: Ports, now: float) -> None:
+        """Until now it had these."""
+        self._past = [each for each in self._past if len(each[1].known) > len(ports.known)] + [(now, ports)]
+
+    def of(self, ports: Ports, now: float) -> Ports:
+        """These, which it has, or what there was more of."""
+        self._past = [each for each in self._past if now - each[0] < ERODING_SECONDS]
+        return max([ports, *(each for _until, each in self._past)], key=lambda each: len(each.known))
 
 
 class Shrunken(Exception):

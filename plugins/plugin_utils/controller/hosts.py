@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..backends.state import State
+from .guard import Most
 from .push import settled
 
 FIRST_RETRY_SECONDS = 1.0
@@ -67,6 +68,7 @@ class Host:
     recorded: str = ""  # the generation that it said it has, to stay
     last: str = ""  # the generation that it was given last, intact or not
     given: State | None = None  # the state of that name, if it is known here
+    most: Most = dataclasses.field(default_factory=Most)  # of the service ports that were given from here
     whole: bool = False  # a delta will not do
     wanted: State | None = None
     ahead: bool = False  # it has a plan that not all hosts have
