@@ -281,6 +281,13 @@ def test_addresses_of_others_are_told_left_out_or_refused(nodes: Lab, inventory:
     assert f"  {claim}; it is left out" in omitted.summary
     assert "-d 172.18.0.12/32" not in rules(nodes.node("n1"))
     assert "-d 192.0.2.9/32" in rules(nodes.node("n1"))
+    # Its Node object does not tell, but n3 was asked.
+    nodes.node("n3").run(["ip", "addr", "add", "192.0.2.9/24", "dev", "eth0"])
+    try:
+        refused = playbook("sync-services", inventory, tmp_path, "--limit", "n3", variables=variables, check=False)
+        assert "externalIPs 192.0.2.9 is an address of an interface of the node n3" in " ".join(refused.output.split())
+    finally:
+        nodes.node("n3").run(["ip", "addr", "del", "192.0.2.9/24", "dev", "eth0"])
     variables |= {"kube_proxy_vip_policy": "warn", "kube_proxy_external_ip_cidrs": ["198.51.100.0/24"]}
     warned = playbook("sync-services", inventory, tmp_path, "--check", variables=variables)
     assert f"  {claim}" in warned.summary
