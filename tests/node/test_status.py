@@ -49,6 +49,28 @@ def test_differences_that_cannot_be_counted_are_not_none(nft_host: Host, tmp_pat
     assert nft_host.akp("status", "--verify", PATH=path_with(nft_host, tools)).code == 3
 
 
+@pytest.mark.parametrize(("pattern", "options"), [("*family*table*generation*", ()), ("*kind*sysctl*", ("--verify",))])
+def test_an_answer_is_whole_or_an_error(nft_host: Host, tmp_path: Path, pattern: str, options: tuple[str, ...]) -> None:
+    """An awk that dies while the answer is put together."""
+    nft_host.apply(bundles.simple(tmp_path / "a"))
+    tools = shim(nft_host, tmp_path / "bin", "awk", pattern)
+    result = nft_host.akp("status", *options, PATH=path_with(nft_host, tools))
+    assert (result.code, len(result.stdout.splitlines())) == (3, 1), result.stdout
+    assert result.json["ok"] is False
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ask_says_why_it_cannot_tell(nft_host: Host, tmp_path: Path, known: bool) -> None:
+    nft_host.apply(bundles.simple(tmp_path / "a"))
+    key = nft_host.akp("ask").json["key"]
+    failing = "echo no memory >&2; exit 1"
+    tools = shim(nft_host, tmp_path / "bin", "iptables-nft-save", "*", failing, calls="-gt 0")
+    options = ("--known", key) if known else ()
+    result = nft_host.akp("ask", "--verify", *options, PATH=path_with(nft_host, tools))
+    assert (result.code, result.json["verb"]) == (4, "ask"), result.stdout
+    assert "what the kernel has is not known: no memory" in result.json["error"]
+
+
 @pytest.mark.parametrize("case", STATES)
 def test_status_tells_at_a_glance(nft_host: Host, tmp_path: Path, case: str) -> None:
     bundle = everything(tmp_path / "a")

@@ -5,6 +5,7 @@ work=
 warnings=
 started=0
 answered=    # the JSON line is out
+called=      # what a verb that this one has called answered
 as_before=true    # the kernel is as this run found it
 outdated=    # marks in the state directory that no longer hold: they go with the work directory, in one process
 
@@ -154,6 +155,8 @@ leave() {
     done
     rm -rf "$@"
     [ -z "$answered" ] || exit "$code"
+    # The reason why that one failed is the reason of this one.
+    case $called in *'"ok": false, '*'}') printf '%s\n' "$called"; exit "$code" ;; esac
     case $code in
         129 | 130 | 141 | 143) die "$code" "ended by a signal" ;;
         *) die 3 "ended in the middle, see the messages above (is a disk full?)" ;;

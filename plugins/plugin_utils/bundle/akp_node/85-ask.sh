@@ -168,7 +168,8 @@ verb_ask() {
     host_key
     if [ "$known" != "$this_host" ]; then
         make_work
-        facts=$(verb_facts)
+        called=$(verb_facts)
+        facts=$called
     fi
     if [ -z "$verify" ] && seen_still; then
         answer="{\"state\": \"applied\", \"generation\": \"$generation\", \"mode\": \"$mode\", \"node\": \"$node\", \"flavour\": \"$flavour\", \"kept\": [$(kept_generations)], \"quick\": true}"
@@ -176,7 +177,8 @@ verb_ask() {
         [ -n "$work" ] || make_work
         # A kernel that was right once and is not what it was: say in what.
         if [ -r "$STATE/seen" ] && [ ! -e "$STATE/unconfirmed" ]; then verify=1; fi
-        answer=$(verb_status)
+        called=$(verb_status)
+        answer=$called
     fi
     be_liberal=0
     if [ -r /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal ]; then

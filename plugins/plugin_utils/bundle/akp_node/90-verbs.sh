@@ -117,7 +117,13 @@ count_words() {
 # The result of apply and check; that of a run that could not finish is no success.
 print_change() {
     [ -z "$unfinished" ] || die 4 "the new state is in force, but not all of the old one could be removed (see the warnings), the next run will try again"
+    # At once: a run that ends in the middle of its answer has said nothing that can be read.
+    text=$(change_text "$1")
     print_services
+    printf '%s\n' "$text"
+}
+
+change_text() {
     printf '{"verb": "%s", "ok": true, "changed": %s, "node": "%s", "mode": "%s", ' "$verb" "$1" "$node" "$mode"
     # Not in a subshell each: a process is one too many.
     printf '"flavour": '
@@ -134,7 +140,11 @@ print_change() {
     printf '"sysctls": %d, "counters": %d, "flows": %d, ' "$changed_sysctls" "$words" "$flows"
     if [ -e "$work/plan.ipvs/counts" ]; then ipvs_report; fi
     confirm_answer
-    if [ -n "$verify" ] && [ "$verb" = check ]; then printf '"differences": [%s], ' "$("${mode}_details")"; fi
+    if [ -n "$verify" ] && [ "$verb" = check ]; then
+        printf '"differences": ['
+        "${mode}_details"
+        printf '], '
+    fi
     elapsed
     printf '"seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
 }
@@ -207,21 +217,29 @@ verb_status() {
             drift=$(wc -l <"$work/drift")
         fi
     fi
-    printf '{"verb": "status", "ok": true, "state": "%s", "generation": %s, ' "$state" "$(json_or_null "$generation")"
-    printf '"kernel": [%s], ' "$(awk '{ printf "%s{\"family\": \"%s\", \"table\": \"%s\", \"generation\": \"%s\"}", (NR > 1 ? ", " : ""), $1, $2, $3 }' "$work/markers")"
+    text=$(status_text)
+    printf '%s\n' "$text"
+}
+
+status_text() {
+    printf '{"verb": "status", "ok": true, "state": "%s", "generation": %s, "kernel": [' "$state" "$(json_or_null "$generation")"
+    awk '{ printf "%s{\"family\": \"%s\", \"table\": \"%s\", \"generation\": \"%s\"}", (NR > 1 ? ", " : ""), $1, $2, $3 }' "$work/markers"
+    printf '], '
     printf '"mode": %s, "node": %s, "flavour": %s, ' "$(json_or_null "$mode")" "$(json_or_null "$node")" "$(json_or_null "$flavour")"
     printf '"appliedAt": %s, ' "${r_time:-null}"
     printf '"kept": [%s], ' "$(kept_generations)"
     confirm_status
     if [ "$drift" != null ]; then
         [ "$drift" -eq 0 ] || printf '"since": {"generation": "%s", "appliedAt": %d}, ' "$generation" "$r_time"
-        printf '"drift": %d, "differences": [%s], ' "$drift" "$(
-            {
-                "${mode}_details"
-                echo
-                awk '{ printf "{\"kind\": \"sysctl\", \"name\": \"%s\", \"wanted\": \"%s\", \"actual\": \"%s\"}\n", $1, $2, $3 }' "$work/sysctls"
-                awk '{ printf "{\"kind\": \"missing-counter\", \"name\": \"%s\"}\n", $1 }' "$work/counters"
-            } | awk 'NF { printf "%s%s", (n++ ? ", " : ""), $0 }')"
+        {
+            "${mode}_details"
+            echo
+            awk '{ printf "{\"kind\": \"sysctl\", \"name\": \"%s\", \"wanted\": \"%s\", \"actual\": \"%s\"}\n", $1, $2, $3 }' "$work/sysctls"
+            awk '{ printf "{\"kind\": \"missing-counter\", \"name\": \"%s\"}\n", $1 }' "$work/counters"
+        } >"$work/differences"
+        printf '"drift": %d, "differences": [' "$drift"
+        awk 'NF { printf "%s%s", (n++ ? ", " : ""), $0 }' "$work/differences"
+        printf '], '
     fi
     elapsed
     printf '"seconds": %s, "warnings": [%s]}\n' "$elapsed" "$warnings"
@@ -234,6 +252,11 @@ readable() { [ -z "${unread:-}" ] || die 4 "$unread"; }
 verb_facts() {
     if has iptables; then iptables_read; fi
     [ -z "$flavour_trouble" ] || warn "$flavour_trouble"
+    text=$(facts_text)
+    printf '%s\n' "$text"
+}
+
+facts_text() {
     printf '{"verb": "facts", "ok": true, "hostname": %s, "kernel": %s, ' "$(json_string "$(uname -n)")" "$(json_string "$(uname -r)")"
     printf '"cpus": %d, "addresses": [%s], ' "$(online_cpus)" "$(interface_addresses)"
     printf '"capabilities": {"ipv4": %s, "ipv6": %s, ' "$(truth family_usable 4)" "$(truth family_usable 6)"
