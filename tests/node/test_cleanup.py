@@ -11,6 +11,7 @@ import pytest
 
 from tests.node import bundles
 from tests.node.host import Host
+from tests.node.shims import path_with, shim
 from tests.node.test_apply import FOREIGN, everything
 
 BEFORE = {
@@ -103,3 +104,36 @@ def test_cleanup_finds_rules_in_the_flavour_they_were_applied_in(new_host: Calla
     host.apply(bundles.simple(tmp_path / "a"))
     assert host.akp("cleanup", AKP_IPTABLES="").json["flavour"] == "legacy"
     assert host.chains("KUBE") == set()
+
+
+@pytest.mark.parametrize("what", ["sysctl", "counter"])
+def test_what_could_not_be_set_back_is_by_the_next_cleanup(nft_host: Host, tmp_path: Path, what: str) -> None:
+    host = nft_host
+    sysctls = "net.ipv4.conf.all.route_localnet = 1\nnet.ipv4.ip_forward = 1\n"
+    host.sh("sysctl -q -w net.ipv4.ip_forward=0")
+    clean = host.kernel()
+    host.apply(bundles.simple(tmp_path / "a", sysctls_conf=sysctls, nfacct_rules="ct_state_invalid_dropped_pkts\n"))
+    if what == "sysctl":
+        tools = shim(host, tmp_path / "bin", "cat", "*/route_localnet", calls="-eq 2")
+    else:
+        tools = shim(host, tmp_path / "bin", "nfacct", "'delete '*", calls="-gt 0")
+    result = host.akp("cleanup", PATH=path_with(host, tools))
+    assert (result.code, result.json["asBefore"]) == (4, False), result.stdout + result.stderr
+    assert "could not be" in result.json["warnings"][0]
+    assert host.akp("status").json["state"] == "absent"
+    # Somebody needs it meanwhile: what was set back already is his.
+    host.sh("sysctl -q -w net.ipv4.ip_forward=1")
+    again = host.akp("cleanup")
+    assert (again.code, again.json["warnings"]) == (0, []), again.stdout + again.stderr
+    assert host.sh("sysctl -n net.ipv4.ip_forward") == "1\n"
+    host.sh("sysctl -q -w net.ipv4.ip_forward=0")
+    assert host.kernel() == clean
+    assert not host.state.exists()
+
+
+def test_a_counter_of_a_foreign_rule_is_no_failure(nft_host: Host, tmp_path: Path) -> None:
+    host = nft_host
+    host.apply(bundles.simple(tmp_path / "a", nfacct_rules="ct_state_invalid_dropped_pkts\n"))
+    host.sh("$ipt -A INPUT -m nfacct --nfacct-name ct_state_invalid_dropped_pkts")
+    result = host.akp("cleanup")
+    assert (result.code, "is in use and stays" in result.json["warnings"][0]) == (0, True), result.stdout

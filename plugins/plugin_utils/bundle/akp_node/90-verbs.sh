@@ -411,16 +411,30 @@ verb_cleanup() {
         cleanup_sysctls
         for name in $COUNTERS; do
             if has nfacct && counter_exists "$name" && ! grep -q -x "$name" "$STATE/before/counters"; then
-                if counter_delete "$name"; then made_counters="$made_counters $name"; else warn "counter $name is in use and stays"; fi
+                if counter_delete "$name"; then made_counters="$made_counters $name"
+                else
+                    # A rule of somebody else may count with it: that is no failure.
+                    case $(nfacct delete "$name" 2>&1) in
+                        *busy*) warn "counter $name is in use and stays" ;;
+                        *) left_unfinished "counter $name could not be removed" ;;
+                    esac
+                fi
             fi
         done
     fi
     [ -n "$undoing" ] || confirm_disarm
-    rm -rf "$STATE/before" "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/unsettled" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull" "$STATE/queued"
+    # What could not be set back is for the next cleanup, which needs to know it.
+    if [ -n "$unfinished" ] && [ -d "$STATE/before" ]; then
+        cp "$work/sysctls.left" "$STATE/before/sysctls.new"
+        mv "$STATE/before/sysctls.new" "$STATE/before/sysctls"
+    else rm -rf "$STATE/before" "$STATE/unsettled"
+    fi
+    rm -rf "$STATE/bundles" "$STATE/deltas" "$STATE/applied" "$STATE/applied.new" "$STATE/history" "$STATE/history.new" "$STATE/before.new" "$STATE/seen" "$STATE/seen.new" "$STATE/ask" "$STATE/ask.new" "$STATE/stale" "$STATE/draining" "$STATE/undone" "$STATE/confirmed" "$STATE/pull" "$STATE/queued"
     read_record
     health_leave
     # Where releases are asked for, an old one must not count again.
     if ! signed_only; then rm -f "$STATE/counter" "$STATE/counter.new"; fi
+    [ -z "$unfinished" ] || die 4 "what was applied is removed, but not all of the rest could be set back (see the warnings), the next cleanup will try again"
     # Last, as others may begin then. An undo is not at its end: it has yet to say so.
     if [ -z "$undoing" ]; then
         rm -f "$STATE/lock"
@@ -444,9 +458,10 @@ verb_drain() {
     printf '{"verb": "drain", "ok": true, "draining": %d, "seconds": %s, "warnings": [%s]}\n' "$draining" "$elapsed" "$warnings"
 }
 
-# Put sysctls back, except one that somebody changed since we set it.
+# Put sysctls back, except one that somebody changed since we set it. Those that could not be are in $work/sysctls.left.
 cleanup_sysctls() {
     : >"$work/sysctls"
+    : >"$work/sysctls.left"
     [ -z "$bundle" ] || sysctls_differ '' >"$work/sysctls"
     while read -r name value; do
         if grep -q "^$name " "$work/sysctls"; then
@@ -454,10 +469,17 @@ cleanup_sysctls() {
             continue
         fi
         sysctl_path "$name"
-        [ "$(cat "$path" 2>/dev/null)" != "$value" ] || continue
-        if write_value "$path" "$value"; then changed_sysctls=$((changed_sysctls + 1)); else warn "sysctl $name could not be set back to $value"; fi
+        # Without its module there is none, and nothing to set back.
+        if [ ! -e "$path" ] || [ "$(cat "$path" 2>/dev/null)" = "$value" ]; then continue; fi
+        if write_value "$path" "$value"; then changed_sysctls=$((changed_sysctls + 1))
+        else
+            printf '%s %s\n' "$name" "$value" >>"$work/sysctls.left"
+            left_unfinished "sysctl $name could not be set back to $value"
+        fi
     done <"$STATE/before/sysctls"
-    if [ -s "$STATE/before/hashsize" ]; then write_value "$HASHSIZE" "$(cat "$STATE/before/hashsize")" || warn "the conntrack hash size could not be set back"; fi
+    if [ -s "$STATE/before/hashsize" ] && [ -e "$HASHSIZE" ]; then
+        write_value "$HASHSIZE" "$(cat "$STATE/before/hashsize")" || left_unfinished "the conntrack hash size could not be set back"
+    fi
 }
 
 main() {
