@@ -14,6 +14,7 @@ from agentless_kube_proxy.backends.state import State
 from tests.node import bundles, nftables
 from tests.node.bundles import Service
 from tests.node.host import Host
+from tests.node.shims import called, path_with, shim
 from tests.unit.build import node, port, render, service, slice_of
 
 KUBELET = """\
@@ -34,23 +35,13 @@ class Dying:
     """A tool that is killed at one of the calls whose words fit a pattern of the shell."""
 
     def __init__(self, host: Host, tool: str, pattern: str, nth: int = 1) -> None:
-        self._directory = host.directory / f"dying-{tool}"
-        self._directory.mkdir()
-        script = self._directory / tool
-        script.write_text(f"""#!/bin/sh
-case "$*" in
-    {pattern})
-        echo >>{self._directory}/calls
-        [ "$(wc -l <{self._directory}/calls)" != {nth} ] || exit 137 ;;
-esac
-exec {shutil.which(tool)} "$@"
-""")
-        script.chmod(0o755)
-        self.path = f"{self._directory}:{host.environment['PATH']}"
+        self._tool = tool
+        self._directory = shim(host, host.directory / f"dying-{tool}", tool, pattern, calls=f"-eq {nth}")
+        self.path = path_with(host, self._directory)
 
     @property
     def happened(self) -> bool:
-        return (self._directory / "calls").exists()
+        return bool(called(self._directory, self._tool))
 
 
 def test_an_empty_kernel_is_not_what_was_applied(nft_host: Host, tmp_path: Path) -> None:
