@@ -134,6 +134,17 @@ def test_flows_that_ended_by_themselves_are_no_failure(nft_host: Host, tmp_path:
     assert (result.code, result.json["warnings"]) == (0, []), result.stderr
 
 
+def test_a_kernel_that_shows_nobody_its_flows_is_a_warning(nft_host: Host, tmp_path: Path) -> None:
+    """As one without ctnetlink answers; a run that would fail each time helps nobody."""
+    refuse = "echo 'conntrack v1.4.7 (conntrack-tools): Operation failed: Invalid argument' >&2; exit 1"
+    tools = shim(nft_host, tmp_path / "bin", "conntrack", "*-L*", refuse, calls="-ge 1")
+    bundle = bundles.simple(tmp_path / "a", conntrack_udp=FRONTENDS)
+    result = nft_host.akp("apply", bundle, PATH=path_with(nft_host, tools))
+    assert result.code == 0, result.stdout
+    assert "the UDP flows of ipv4 cannot be listed" in result.json["warnings"]
+    assert nft_host.akp("status").json["state"] == "applied"
+
+
 def test_an_apply_that_was_killed_before_it_ended_flows_does_it_the_next_time(nft_host: Host, tmp_path: Path) -> None:
     """The rules are in the kernel, the record is not: as after a crash between the two."""
     bundle = bundles.simple(tmp_path / "a", conntrack_udp=FRONTENDS)

@@ -25,8 +25,10 @@ conntrack_apply() {
         there=0
         grep -q "^ipv$fam " "$bundle/conntrack.udp" || there=$?
         [ "$there" != 1 ] || continue
-        if [ "$there" != 0 ] || ! conntrack -L -f "ipv$fam" -p udp >"$work/flows" 2>/dev/null; then
-            if [ "$1" = count ]; then warn "the UDP flows of ipv$fam cannot be listed"; else left_unfinished "the UDP flows of ipv$fam cannot be listed"; fi
+        if [ "$there" != 0 ] || ! conntrack -L -f "ipv$fam" -p udp >"$work/flows" 2>"$work/err"; then
+            if [ "$1" = count ] || conntrack_unsupported; then warn "the UDP flows of ipv$fam cannot be listed"
+            else left_unfinished "the UDP flows of ipv$fam cannot be listed"
+            fi
             continue
         fi
         stale_flows "$fam" "$bundle/conntrack.udp" "$work/flows" >"$work/stale"
@@ -36,6 +38,14 @@ conntrack_apply() {
             fi
         done <"$work/stale"
     done
+}
+
+# Did the listing fail because this kernel lets nobody see its flows (no ctnetlink)? Then no later run can, either.
+conntrack_unsupported() {
+    while read -r line; do
+        case $line in *'Invalid argument'* | *"Can't open handler"* | *'not supported'*) return 0 ;; esac
+    done <"$work/err"
+    return 1
 }
 
 # Delete the flows of $fam from $dst, $dport to $src, $sport; those that ended meanwhile are no failure.
