@@ -67,6 +67,7 @@ def inject_site(site: Site, thin: int, shift: int = 0) -> Iterator[Finding]:
         yield from walk(site, verb, "kill-after", thin=thin, shift=number)
         yield from walk(site, verb, "failed", stride=3, thin=2 * thin, shift=number)
         yield from walk(site, verb, "killed", stride=5, thin=4 * thin, shift=number)
+        yield from walk(site, verb, "killed-after", stride=5, thin=4 * thin, shift=number)
     yield from walk(site, "apply", "hangup", stride=10, thin=2 * thin)
 
 
@@ -80,4 +81,5 @@ def inject_ipvs(site: LabSite, thin: int, shift: int = 0) -> Iterator[Finding]:
         yield from walk(site, verb, "kill-after", thin=thin, shift=number)
         yield from walk(site, verb, "failed", stride=10, thin=2 * thin, shift=number)
         yield from walk(site, verb, "killed", stride=10, thin=4 * thin, shift=number)
+        yield from walk(site, verb, "killed-after", stride=10, thin=4 * thin, shift=number)
     yield from walk(site, "apply", "hangup", stride=10, thin=2 * thin, shift=shift)

@@ -16,6 +16,7 @@ KINDS = {
     "hangup": "connection lost: SIGHUP at a step",
     "failed": "a tool fails: out of memory",
     "killed": "a tool is killed",
+    "killed-after": "a tool is killed once it has done its work",
     "kill-sshd on the node": "connection lost: sshd's session killed",
     "kill-ssh on the control host": "carrier's ssh killed on the control host",
     "kill-ansible-playbook": "control process killed (-9) at a command",
