@@ -16,6 +16,7 @@ from agentless_kube_proxy.bundle.write import write_bundle
 
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
+from tests.node.shims import path_with, shim
 from tests.unit.build import port, render, service, slice_of
 
 WAYS = [("iptables", "nftables"), ("nftables", "iptables")]
@@ -205,3 +206,18 @@ def test_what_is_left_of_the_old_mode_is_told_and_removed_next_time(
     assert host.akp("confirm").code == 0
     assert not ours(host, old)
     assert host.akp("status").json["state"] == "applied"
+
+
+@pytest.mark.parametrize(("old", "new"), WAYS)
+def test_who_goes_back_after_a_switch_that_was_cut_short_finds_what_it_left(
+    nft_host: Host, tmp_path: Path, old: str, new: str
+) -> None:
+    nft_host.apply(write(shop(old), tmp_path / "old"))
+    kill = '"$real" "$@"; kill -s KILL "$PPID"; exit'
+    tool, words = {"iptables": ("iptables-nft-restore", "*"), "nftables": ("nft", "-f*/nft/switch")}[new]
+    tools = shim(nft_host, tmp_path / "bin", tool, words, kill)
+    killed = nft_host.akp("apply", write(shop(new), tmp_path / "new"), PATH=path_with(nft_host, tools))
+    assert (killed.code, ours(nft_host, new)) == (-9, True), killed.stdout
+    assert nft_host.akp("restore").code == 0
+    assert (ours(nft_host, old), ours(nft_host, new)) == (True, False)
+    assert nft_host.akp("status", "--verify").json["drift"] == 0

@@ -365,6 +365,7 @@ undo_all() {
     for name in $made_counters; do counter_delete "$name" || left_unfinished "counter $name could not be removed again"; done
     [ -z "$kept_now" ] || rm -rf "$kept_now"
     [ -z "$unfinished" ] || return 0
+    [ -z "$switching" ] || rm -f "$STATE/unsettled"
     [ -z "$made_before" ] || rm -rf "$STATE/before"
     as_before=true
 }

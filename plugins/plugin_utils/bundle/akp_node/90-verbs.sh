@@ -33,6 +33,7 @@ verb_apply() {
     remember
     keep_bundle
     confirm_arm
+    begin_switch
     as_before=false
     sysctls_apply
     counters_apply
@@ -59,6 +60,14 @@ verb_apply() {
     print_change "$changed"
     # Only a shortcut for ask: without it, ask takes the long way.
     if can_glimpse && { [ "$changed" = true ] || ! grep -q "^$digest " "$STATE/seen" 2>/dev/null; }; then (note_seen) >/dev/null 2>&1 || :; fi
+}
+
+switching=    # this run changes the mode, and has said so
+# A run that is cut short while it changes the mode leaves both in the kernel: whoever comes next, also to go back, must look.
+begin_switch() {
+    if [ -z "$r_mode" ] || [ "$r_mode" = "$mode" ] || [ -e "$STATE/unsettled" ]; then return 0; fi
+    : >"$STATE/unsettled"
+    switching=1
 }
 
 # Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then
