@@ -30,3 +30,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_page_can_be_reached_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [page.name for page in ROOT.glob("docs/*.md") if f"docs/{page.name}" not in readme] == []
+
+
+def test_no_fault_of_the_table_left_a_half_state_or_lost_a_service_or_did_not_heal() -> None:
+    """The promises of the page, held against the run that it shows."""
+    (row,) = re.findall(r"^\| \*\*all\*\* \|.*$", (ROOT / "docs" / "reliability.md").read_text(), re.M)
+    _fault, _mode, injected, half, lost, unhealed, _seconds = (cell.strip() for cell in row.strip("|").split("|"))
+    assert int(injected) >= 300
+    assert (half, lost, unhealed) == ("0", "0", "0")
