@@ -124,7 +124,9 @@ kept_generations() {
     [ -f "$STATE/history" ] || return 0
     set --
     while read -r _ kept; do set -- "$@" "$kept"; done <"$STATE/history"
-    i=1
+    # No more of them than are told: each costs a process, and every push asks.
+    i=$((${r_deltas:-0} - KEEP + 1))
+    [ "$i" -gt 0 ] || i=1
     while [ "$i" -le "${r_deltas:-0}" ]; do
         set -- "$@" "$(value_in "$STATE/deltas/$i/manifest.json" generation)"
         i=$((i + 1))
