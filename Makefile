@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test soak fuzz sanity demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test soak fuzz matrix sanity demo bench controlplane conformance record-goldens clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,6 +26,8 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packa
 	@[ -x $(BIN)/python ] || "$$($(find_python))" -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@# Where Python may not write its caches, every start of akp would compile all of it anew.
+	@$(BIN)/python -m compileall -q plugins/plugin_utils
 	@# Ansible looks for collections on Python's path: with this link playbooks find ours from anywhere.
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	mkdir -p "$$site/ansible_collections/agentless"; \
@@ -45,6 +47,9 @@ soak: setup controlplane  ## minutes of faults, load and random input (root); AK
 
 fuzz: setup  ## everything that reads what others wrote, against random input; MINUTES=10
 	@AKP_FUZZ_MINUTES=$(or $(MINUTES),10) $(BIN)/pytest -q -s -m soak tests/fuzz $(ARGS)
+
+matrix: packages  ## a sync and a scenario with Python 3.11 to 3.13 and ansible-core 2.19 to 2.21 (root); ARGS=3.13/2.21
+	@.ci/matrix $(ARGS)
 
 sanity: setup  ## what is shipped, as ansible-test sees it
 	@.ci/ansible-test sanity

@@ -10,60 +10,45 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry import rival
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller import approval, following
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import TaskAuditor
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
-    DIR_OPTION,
-    LEDGER_OPTION,
-    RULE_OPTIONS,
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import approval
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import progress as following
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.bundles import Outcome, Target, render, target
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.coverage import without_host
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.removal_limit import Frontends, refuse_shrinkage
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.report import limited, plan_snapshot
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.proxy.warned import Warned
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import (
+    LEDGER_VARIABLES,
     RULE_VARIABLES,
     ControlAction,
     plain,
     without_collection,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
-    Stopwatch,
-    WorkDirectory,
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directory import Stopwatch, WorkDirectory
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.notes import (
+    CONTROL,
+    About,
+    Planned,
+    Pushed,
+    Refused,
+    Rendered,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends, refuse_shrinkage
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
-    Outcome,
-    Schedulers,
-    Target,
-    Vips,
-    load_config,
-    render,
-    target,
-)
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import limited, plan_snapshot
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.proxy.warned import Warned
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.words import as_batches
 
 
 class ActionModule(ControlAction):
     """Renders bundles for the hosts of a play, or for all nodes."""
 
-    SPEC: ClassVar[dict[str, Any]] = {
-        **DIR_OPTION,
-        **RULE_OPTIONS,
-        **LEDGER_OPTION,
-        "digest": {"type": "str"},
-        "hosts": {"type": "list", "elements": "str"},
-        "node_names": {"type": "dict", "default": {}},
-        "max_removed_percent": {"type": "int", "default": 100},
-        "plan": {"type": "path"},
-        "plan_digest": {"type": "str"},
-        "planning": {"type": "bool", "default": False},
-        "approval": {"type": "str", "default": "none", "choices": ["none", "frontends", "all"]},
-        "allowed_signers": {"type": "path"},
-        "signatures": {"type": "int", "default": 1},
-        "signing_key": {"type": "path", "no_log": False},
-    }
+    SPEC: ClassVar[dict[str, Any]] = spec("bundle")
     VARIABLES: ClassVar[dict[str, str]] = {
         **RULE_VARIABLES,
         "digest": "kube_proxy_snapshot_digest",
-        "ledger": "kube_proxy_ledger",
+        **LEDGER_VARIABLES,
         "max_removed_percent": "kube_proxy_max_removed_percent",
         "plan": "kube_proxy_plan",
         "plan_digest": "kube_proxy_plan_digest",
@@ -72,6 +57,7 @@ class ActionModule(ControlAction):
         "allowed_signers": "kube_proxy_allowed_signers",
         "signatures": "kube_proxy_signatures",
         "signing_key": "kube_proxy_signing_key",
+        "allow_running": "kube_proxy_allow_running",
     }
     RULES: ClassVar[dict[str, Any]] = {"required_by": {"plan_digest": "plan"}}
 
@@ -101,14 +87,15 @@ class ActionModule(ControlAction):
         if options["approval"] == "frontends" and not plan and not planning:
             clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
             snapshot = clusters[0][0]
-        schedulers = Schedulers(options["schedulers"], options["scheduler_annotations"])
-        vips = Vips(options["vip_policy"], options["external_ip_cidrs"], options["load_balancer_cidrs"])
-        config = load_config(options["config"])
+        choices = Choices.of(options)
         outcome = Outcome()
         for cluster, its in clusters:
-            rendered = partial(render, directory, cluster, config, its, options["compat"], schedulers, vips)
-            outcome.include(without_collection(rendered))
+            outcome.include(without_collection(partial(render, directory, cluster, choices, its)))
         outcome.warnings += waiting
+        if targets is not None:
+            outcome.warnings += self._uncovered(targets, outcome)
+            if not options["allow_running"]:
+                self._contested(directory, targets, outcome)
         if approved:
             _compare_with_plan(approved.plan, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
@@ -116,26 +103,25 @@ class ActionModule(ControlAction):
         if not planning:
             self._agreed(options, directory, approved, frontends, steps, outcome)
         steps = _steps(targets or (), outcome)
-        about = {"snapshot": peek(snapshot)}
+        about = About(peek(snapshot))
         if approved:
-            about |= {"plan": approved.plan["digest"], "approvers": approved.approvers}
+            about = About(about.snapshot, approved.plan["digest"], approved.approvers)
             for host in steps:
                 entry = approved.plan["hosts"][host]
-                directory.note("planned", host, {key: entry.get(key) for key in ("generation", "digest")})
+                directory.note(Planned(entry.get("generation") or "", entry.get("digest") or ""), host)
             if not self.check and outcome.generations.keys() - outcome.errors.keys():
                 following.begin(directory, approved.plan, snapshot, frontends)
-        directory.note("about", "localhost", about)
+        directory.note(about, CONTROL)
         if steps and not self.check:
             nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
-            TaskAuditor(directory, options["ledger"], self.task_vars).write("sync", "begun", nodes)
+            TaskAuditor(directory, options, self.task_vars).write("sync", "begun", nodes)
         times = watch.fields()
-        noted = {"problems": outcome.problems, "ignored": outcome.ignored, "warned": outcome.warnings}
-        directory.note("render", "localhost", {**times, **noted})
+        directory.note(Rendered(**times, problems=outcome.problems, warned=outcome.warnings), CONTROL)
         for host, error in outcome.errors.items():
-            directory.note("refused", host, {"error": error})
+            directory.note(Refused(error), host)
         for host, generation in outcome.generations.items():
-            if host not in outcome.stale and directory.noted("push", host) is None:
-                directory.note("push", host, {**times, "changed": False, "generation": generation})
+            if host not in outcome.stale and directory.noted(Pushed, host) is None:
+                directory.note(Pushed(**times, node=outcome.nodes[host], generation=generation), host)
         directory.forget_old_runs()
         if outcome.rendered:
             frontends.forget(directory.recorded() | {*outcome.generations.values()})
@@ -188,6 +174,26 @@ class ActionModule(ControlAction):
         elif options["signing_key"]:
             cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
             approval.sign_for(cluster, good, Path(options["signing_key"]).expanduser())
+
+    def _contested(self, directory: WorkDirectory, targets: Iterable[Target], outcome: Outcome) -> None:
+        """Leave hosts alone where kube-proxy runs; who only looks is told."""
+        for each in targets:
+            processes = (directory.answer(each.host) or {}).get("kubeProxy")
+            if not processes:
+                continue
+            told = rival.told(each.host, each.node, processes)
+            if self.check:
+                outcome.warnings += (Warned("kube-proxy runs beside", told),)
+                continue
+            outcome.errors.setdefault(each.host, told)
+            outcome.stale = sorted({*outcome.stale, each.host})
+
+    def _uncovered(self, targets: Iterable[Target], outcome: Outcome) -> tuple[Warned, ...]:
+        """Nodes of the cluster that are no host of the inventory, in this play or not."""
+        hosts = {each.host for each in targets}
+        others = [host for host in (self.task_vars.get("groups") or {}).get("all", ()) if host not in hosts]
+        covered = [each.node for each in targets]
+        return without_host(outcome.members, covered, others, self.task_vars.get("hostvars") or {})
 
     def _run(self, changing: list[str]) -> dict[str, Any]:
         """What the play that changes nodes has to know before it has any of them."""

@@ -7,49 +7,23 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.install import (
-    ETC_DIR,
-    File,
-    Install,
-    InvalidInstall,
-)
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.push import (
-    INSTALLED,
-    NoAnswer,
-    parse_answer,
-)
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.wire import RemoteAction
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.answers import NoAnswer, parse_answer
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.connection import RemoteAction
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.install import File, Install, part_path
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.time_limit import time_limit
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
 
 class ActionModule(RemoteAction):
     """Puts the node program and small files on a host, or takes them away."""
 
-    SPEC: ClassVar[dict[str, Any]] = {
-        **DIR_OPTION,
-        "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
-        "program": {"type": "bool", "default": False},
-        "install_path": {"type": "str", "default": INSTALLED},
-        "files": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {
-                "path": {"type": "str", "required": True},
-                "content": {"type": "str", "default": ""},
-                "mode": {"type": "str", "default": "0644"},
-                "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
-            },
-        },
-        "settings": {"type": "dict", "default": {}},
-        "etc_dir": {"type": "str", "default": ETC_DIR},
-        "then": {"type": "str", "default": ""},
-        "command": {"type": "str"},
-    }
+    SPEC: ClassVar[dict[str, Any]] = spec("install")
     VARIABLES: ClassVar[dict[str, str]] = {
         "install_path": "kube_proxy_install_path",
+        "mode": "kube_proxy_mode",
         "etc_dir": "kube_proxy_etc_dir",
         "command": "kube_proxy_command",
+        "task_timeout": "kube_proxy_task_timeout",
     }
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -60,33 +34,36 @@ class ActionModule(RemoteAction):
                 "somebody who may"
             )
         here = options["state"] == "present"
+        wanted = Install(
+            files=[
+                File(each["path"], each["content"] if here and each["state"] == "present" else None, each["mode"])
+                for each in options["files"]
+            ],
+            settings={
+                key: None if value is None or not here else str(value) for key, value in options["settings"].items()
+            },
+            program=here if options["program"] else None,
+            program_path=options["install_path"],
+            mode=options["mode"],
+            parts=dict.fromkeys(options["parts"], here),
+            etc_dir=options["etc_dir"],
+            then=options["then"],
+        ).command(dry_run=self.check)
         try:
-            wanted = Install(
-                files=[
-                    File(each["path"], each["content"] if here and each["state"] == "present" else None, each["mode"])
-                    for each in options["files"]
-                ],
-                settings={
-                    key: None if value is None or not here else str(value) for key, value in options["settings"].items()
-                },
-                program=here if options["program"] else None,
-                program_path=options["install_path"],
-                etc_dir=options["etc_dir"],
-                then=options["then"],
-            ).command(dry_run=self.check)
-        except InvalidInstall as error:
-            raise AnsibleActionFail(str(error)) from None
-        done = self.execute(wanted)
-        try:
-            answer = parse_answer(done["rc"], done["stdout"], done["stderr"]).result
+            with time_limit(options["task_timeout"], str(self.task_vars["inventory_hostname"])):
+                done = self.execute(wanted)
+            answer = parse_answer(done["rc"], done["stdout"], done["stderr"])
+            files = answer.required("files") if answer.ok else []
         except NoAnswer as error:
             raise AnsibleActionFail(str(error)) from None
-        if not answer["ok"]:
-            raise AnsibleActionFail(str(answer["error"]))
-        result: dict[str, Any] = {"changed": bool(answer["files"]), "files": answer["files"]}
-        if answer["files"] and self._task.diff:
+        if not answer.ok:
+            raise AnsibleActionFail(answer.error)
+        result: dict[str, Any] = {"changed": bool(files), "files": files}
+        if files and self._task.diff:
             gone = {each["path"] for each in options["files"] if not here or each["state"] == "absent"}
-            gone |= set() if here else {options["install_path"]}
-            lines = [f"{'-' if path in gone else '+'} {path}\n" for path in answer["files"]]
+            if not here:
+                program = options["install_path"]
+                gone |= {program, *(part_path(each, program) for each in options["parts"])}
+            lines = [f"{'-' if path in gone else '+'} {path}\n" for path in files]
             result["diff"] = {"prepared": "".join(lines)}
         return result

@@ -9,46 +9,26 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.audit import TaskAuditor
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
-    DIR_OPTION,
-    LEDGER_OPTION,
-    RULE_OPTIONS,
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.errors import UserError, described
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import (
+    LEDGER_VARIABLES,
     RULE_VARIABLES,
     ControlAction,
     without_collection,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import (
-    Stopwatch,
-)
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import (
-    Schedulers,
-    Vips,
-    load_config,
-)
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.ledger import BrokenLedger
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directory import Stopwatch
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
 
 class ActionModule(ControlAction):
     """Publishes what all nodes shall have."""
 
-    SPEC: ClassVar[dict[str, Any]] = {
-        **DIR_OPTION,
-        **LEDGER_OPTION,
-        **RULE_OPTIONS,
-        "path": {"type": "path", "required": True},
-        "cluster": {"type": "str", "default": "default"},
-        "keys": {"type": "list", "elements": "path", "required": True, "no_log": False},
-        "valid_hours": {"type": "int", "default": 168},
-        "grace_minutes": {"type": "int", "default": 60},
-        "deltas": {"type": "int", "default": 3},
-        "renew": {"type": "bool", "default": False},
-        "nodes": {"type": "list", "elements": "str"},
-        "max_removed_percent": {"type": "int", "default": 50},
-    }
+    SPEC: ClassVar[dict[str, Any]] = spec("publish")
     VARIABLES: ClassVar[dict[str, str]] = {
         **RULE_VARIABLES,
-        "ledger": "kube_proxy_ledger",
+        **LEDGER_VARIABLES,
         "path": "kube_proxy_publish_path",
         "cluster": "kube_proxy_cluster_name",
         "keys": "kube_proxy_publish_keys",
@@ -63,33 +43,18 @@ class ActionModule(ControlAction):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         """Render, sign, switch over."""
         # Here and not above: the engine takes a while to import, and every process of Ansible would.
-        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.publish import (
-            Publication,
-            PublishRefused,
-            Terms,
-        )
-        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.bundle.release import (
-            InvalidRelease,
-            SigningFailed,
-        )
         from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import read_record
-        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.publish import (
+        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.publish.publishing import (
             History,
             Inputs,
             publish,
         )
+        from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.publish.store import Publication, Terms
 
         watch = Stopwatch()
         directory = self.directory(options)
         snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
-        inputs = Inputs(
-            read_record(snapshot),
-            load_config(options["config"]),
-            options["compat"],
-            Schedulers(options["schedulers"], options["scheduler_annotations"]),
-            Vips(options["vip_policy"], options["external_ip_cidrs"], options["load_balancer_cidrs"]),
-            directory.gathered(),
-        )
+        inputs = Inputs(read_record(snapshot), Choices.of(options), directory.gathered())
         terms = Terms(
             options["cluster"],
             tuple(Path(key).expanduser() for key in options["keys"]),
@@ -100,15 +65,15 @@ class ActionModule(ControlAction):
         path = Path(options["path"]).expanduser()
         nodes = options["nodes"] or None
         history = History(directory.path / "published", options["deltas"])
-        auditor = TaskAuditor(directory, options["ledger"], self.task_vars)
+        auditor = TaskAuditor(directory, options, self.task_vars)
         audit = partial(auditor.write, "publish", snapshot=inputs.record.digest)
         percent = options["max_removed_percent"]
         try:
             report = without_collection(
                 lambda: publish(Publication(path, terms), history, inputs, nodes, percent, audit, check=self.check)
             )
-        except (PublishRefused, InvalidRelease, SigningFailed, BrokenLedger, OSError) as error:
-            raise AnsibleActionFail(self.described(error), result={"ledger": auditor.told}) from None
+        except (UserError, OSError) as error:
+            raise AnsibleActionFail(described(error), result={"ledger": auditor.told}) from None
         times = watch.fields()
         by_action: dict[str, list[str]] = {"changed": [], "renewed": [], "unchanged": []}
         for each in report.nodes:

@@ -22,29 +22,20 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.recor
     record_of,
     snapshot_of,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
-    API_OPTIONS,
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import (
     API_VARIABLES,
-    DIR_OPTION,
     ControlAction,
     without_collection,
 )
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import Stopwatch
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directory import Stopwatch
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.notes import CONTROL, SnapshotRead
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
 
 class ActionModule(ControlAction):
     """Reads the cluster and writes it down."""
 
-    SPEC: ClassVar[dict[str, Any]] = {
-        **API_OPTIONS,
-        **DIR_OPTION,
-        "cluster_dir": {"type": "path"},
-        "dest": {"type": "path"},
-        "resource_version": {"type": "str"},
-        "digest": {"type": "str"},
-        "timeout": {"type": "int", "default": 60},
-        "strict": {"type": "bool", "default": False},
-    }
+    SPEC: ClassVar[dict[str, Any]] = spec("snapshot")
     VARIABLES: ClassVar[dict[str, str]] = {
         **API_VARIABLES,
         "cluster_dir": "kube_proxy_cluster_dir",
@@ -80,8 +71,7 @@ class ActionModule(ControlAction):
         triggered = _triggered(record, dest) if changed else []
         record.write(dest)
         times = watch.fields()
-        noted = {"problems": problems, "source": record.source, "triggered": triggered}
-        directory.note("snapshot", "localhost", {**times, **noted})
+        directory.note(SnapshotRead(**times, problems=problems, source=record.source, triggered=triggered), CONTROL)
         return {
             "changed": changed,
             "path": str(dest),

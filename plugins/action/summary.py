@@ -8,27 +8,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.approval import plan_text, write_plan
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import DIR_OPTION, ControlAction
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import write_json
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.following import conclude
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.freshness import Freshness, note_run
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.guard import Frontends, shown
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.report import plan_of, summarise
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.approval import plan_text, write_plan
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.metrics import Freshness, note_run
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.progress import conclude
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.removal_limit import Frontends, shown
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.report import plan_of, summarise
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import ControlAction, described
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directory import write_json
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
 
 class ActionModule(ControlAction):
     """Puts together what the tasks of this run noted."""
 
-    SPEC: ClassVar[dict[str, Any]] = {
-        **DIR_OPTION,
-        "hosts": {"type": "list", "elements": "str", "required": True},
-        "write_plan": {"type": "bool", "default": False},
-        "plan": {"type": "path"},
-        "snapshot": {"type": "path"},
-        "status_file": {"type": "path"},
-        "textfile": {"type": "path"},
-    }
+    SPEC: ClassVar[dict[str, Any]] = spec("summary")
 
     VARIABLES: ClassVar[dict[str, str]] = {
         "plan": "kube_proxy_plan_file",
@@ -49,6 +42,7 @@ class ActionModule(ControlAction):
                 "changed": list(summary.changed),
                 "unchanged": list(summary.unchanged),
                 "failed": dict(summary.failed),
+                "untried": list(summary.untried),
             },
             "services": dict(summary.services),
             "endpoints": dict(summary.endpoints),
@@ -65,13 +59,13 @@ class ActionModule(ControlAction):
                     f"the plan is not carried out, not on {shown(missing, 20)}: follow it again, or make a new one"
                 )
             with Freshness(directory, cluster) as fresh:
-                note_run(fresh, directory, notes, options["hosts"], summary.failed)
+                note_run(fresh, directory, notes, options["hosts"], {*summary.failed, *summary.untried})
                 if options["textfile"]:
                     try:
                         result["textfile"] = str(fresh.write(Path(options["textfile"])))
                     except OSError as error:
                         # The rules are on the nodes; that nobody can count them is no reason to call the run failed.
-                        result["warnings"] = [f"no metrics were written: {self.described(error)}"]
+                        result["warnings"] = [f"no metrics were written: {described(error)}"]
         if options["write_plan"] and (summary.stopped or not (summary.changed or summary.unchanged)):
             lines.append("no plan was written")
         elif options["write_plan"]:

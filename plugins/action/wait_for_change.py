@@ -12,13 +12,9 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.acces
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import connect
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import read_record
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.watch import wait_for_change
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import (
-    API_OPTIONS,
-    API_VARIABLES,
-    DIR_OPTION,
-    ControlAction,
-)
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.directory import Stopwatch
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import API_VARIABLES, ControlAction
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directory import Stopwatch
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
 _MOST_CHANGES = 1000
 
@@ -26,13 +22,7 @@ _MOST_CHANGES = 1000
 class ActionModule(ControlAction):
     """Watches the cluster."""
 
-    SPEC: ClassVar[dict[str, Any]] = {
-        **API_OPTIONS,
-        **DIR_OPTION,
-        "snapshot": {"type": "path"},
-        "timeout": {"type": "int", "default": 300},
-        "settle": {"type": "float", "default": 1.0},
-    }
+    SPEC: ClassVar[dict[str, Any]] = spec("wait_for_change")
 
     VARIABLES: ClassVar[dict[str, str]] = API_VARIABLES
 

@@ -20,6 +20,4 @@ options:
 notes:
   - Options that are not given are taken from variables of the host, as their descriptions say, so that tasks stay short
     and a whole cluster is configured in one place. The roles of the collection describe the variables.
-requirements:
-  - netaddr >= 1.0 (Python, on the control host)
 """

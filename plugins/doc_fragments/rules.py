@@ -43,7 +43,8 @@ options:
   vip_policy:
     description:
       - What becomes of an external IP or the IP of a load balancer that lies outside of the ranges that are allowed,
-        or is an address of a node, a pod, the API server, another Service, a loopback or a link-local address.
+        or is an address of a node, a pod, the API server or another Service. Whatever it says, the cluster IP of
+        another Service, the way in for the control host and the API server are not taken at their ports.
       - V(warn) does what kube-proxy does, and says so. V(omit) leaves that address out of the Service. V(refuse) fails
         before anything is sent or published.
       - If not given, the variable C(kube_proxy_vip_policy) holds.
@@ -63,4 +64,17 @@ options:
       - If not given, the variable C(kube_proxy_load_balancer_cidrs) holds.
     type: list
     elements: str
+  control_ports:
+    description:
+      - The ports by which the control host comes in, which no Service gets at an address of a node. Without it, 22.
+      - If not given, the variable C(kube_proxy_control_ports) holds.
+    type: list
+    elements: str
+  health_check_ports:
+    description:
+      - The first and the last port that nodes open for health checks of load balancers. A health check port of a
+        Service that is not among them is left out and named.
+      - If not given, the variable C(kube_proxy_health_check_ports) holds.
+    type: str
+    default: 30000-32767
 """

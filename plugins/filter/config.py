@@ -8,18 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import UnreadableFile
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base import ControlAction, plain
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.render import load_config
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.proxy.config import InvalidConfig, parse_config
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.errors import UserError, described
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.trust import plain
 
 
 def config_mode(config: Any) -> str:
     """How rules are written: the mode of a configuration, or kube-proxy's default."""
     try:
-        return parse_config(load_config(plain(config))).mode
-    except (InvalidConfig, UnreadableFile, OSError) as error:
-        raise AnsibleFilterError(f"kube_proxy_config: {ControlAction.described(error)}") from None
+        return Choices.of({"config": plain(config)}).proxy.mode
+    except (UserError, OSError) as error:
+        raise AnsibleFilterError(f"kube_proxy_config: {described(error)}") from None
 
 
 class FilterModule:

@@ -31,7 +31,10 @@ options:
     type: str
     default: nodes
   address_types:
-    description: The types of a Node's addresses that can be C(ansible_host), the preferred one first.
+    description:
+      - The types of a Node's addresses that can be C(ansible_host), the preferred one first.
+      - What is neither an address nor a DNS name is not used, and a warning names the Node. A host without any is in
+        the inventory, without C(ansible_host).
     type: list
     elements: str
     default: [InternalIP, ExternalIP, Hostname]
@@ -41,7 +44,9 @@ options:
     choices: [IPv4, IPv6]
     default: IPv4
   only_ready:
-    description: Leave out Nodes that are not ready.
+    description:
+      - Leave out Nodes that are not ready. Such a Node may still carry traffic, and its rules grow old meanwhile; what
+        cannot be reached fails by itself.
     type: bool
     default: false
   label_groups:
@@ -121,7 +126,6 @@ options:
     env:
       - name: K8S_AUTH_IMPERSONATE_GROUPS
 requirements:
-  - netaddr >= 1.0 (Python, on the control host)
   - kubernetes >= 30 (Python, on the control host), unless read from files
 """
 
@@ -129,26 +133,35 @@ EXAMPLES = r"""
 # production.kube_nodes.yml
 plugin: agentless.kube_proxy.nodes
 kubeconfig: ~/.kube/config
-only_ready: true
 label_groups:
   - example.com/rack
 compose:
   ansible_user: "'ops'"
 """
 
-import ipaddress
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Constructable
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.access import Access, InvalidAccess
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import NODES, ApiError, connect
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import UnreadableFile, load
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.addresses import (
+    family_of,
+    parse_host,
+    parse_ip,
+    special,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.access import Access
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import NODES, connect
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import load
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import Record, snapshot_of
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.snapshot import Node
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.errors import UserError
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.trust import require_ansible, untrusted
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.texts import shortened, visible
 
+# Tasks that run on the control host would go to a host of such a name.
+_CONTROL_HOST = ("localhost", "127.0.0.1")
 _ROLE = "node-role.kubernetes.io/"
 _API = (
     "kubeconfig",
@@ -172,6 +185,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable):
     """Hosts from Nodes."""
 
     NAME = "agentless.kube_proxy.nodes"
+    # What Nodes say is data: nothing of it is a template.
+    trusted_by_default = False
 
     def verify_file(self, path: str) -> bool:
         """Whether the file is meant for us, by its name."""
@@ -182,12 +197,17 @@ class InventoryModule(BaseInventoryPlugin, Constructable):
         super().parse(inventory, loader, path, cache)
         self._read_config_data(path)
         try:
+            require_ansible()
             nodes = self._nodes(Path(path).parent)
-        except (ApiError, InvalidAccess, UnreadableFile) as error:
-            raise AnsibleParserError(f"{path}: {error}") from error
+        except UserError as error:
+            raise AnsibleParserError(visible(f"{path}: {error}")) from error
         self.inventory.add_group(self.get_option("group"))
         for node in nodes:
-            if node.ready or not self.get_option("only_ready"):
+            if node.name in _CONTROL_HOST:
+                self.display.warning(
+                    f"Node {node.name} is left out: Ansible means the control host by that name; give the Node another"
+                )
+            elif node.ready or not self.get_option("only_ready"):
                 self._add(node)
 
     def _nodes(self, folder: Path) -> Iterable[Node]:
@@ -215,6 +235,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable):
         address = self._address(node)
         if address:
             variables["ansible_host"] = address
+        variables = untrusted(variables)
         for name, value in variables.items():
             self.inventory.set_variable(node.name, name, value)
         strict = self.get_option("strict")
@@ -236,18 +257,29 @@ class InventoryModule(BaseInventoryPlugin, Constructable):
                 yield name(f"{label}_{labels[label]}" if labels[label] else label)
 
     def _address(self, node: Node) -> str | None:
-        family = 6 if self.get_option("address_family") == "IPv6" else 4
+        """Where the host is reached: of the first type that has one, an address or a DNS name, the family's first."""
+        family = self.get_option("address_family")
         for sort in self.get_option("address_types"):
-            own = [address for kind, address in node.addresses if kind == sort]
-            preferred = [address for address in own if _version(address) in (family, 0)]
+            own = list(self._usable(node, sort))
+            # A name may have addresses of both families.
+            preferred = [each for each in own if parse_ip(each) is None or family_of(each).value == family]
             if own:
                 return (preferred or own)[0]
         return None
 
-
-def _version(address: str) -> int:
-    """4 or 6; 0 for a name, which may have addresses of both."""
-    try:
-        return ipaddress.ip_address(address).version
-    except ValueError:
-        return 0
+    def _usable(self, node: Node, sort: str) -> Iterator[str]:
+        for kind, text in node.addresses:
+            if kind != sort:
+                continue
+            host = parse_host(text)
+            reason = "is neither an address nor a DNS name" if host is None else special(host)
+            if host is not None and (host in _CONTROL_HOST or host.endswith(".localhost")):
+                reason = "is the control host itself"
+            if host is not None and not reason:
+                yield host
+                continue
+            shown = visible(shortened(repr(text), 80))
+            self.display.warning(
+                f"Node {node.name}: status.addresses: the {sort} {shown} {reason}, and is not used for ansible_host; "
+                "mend what sets it, usually --hostname-override of the kubelet, or choose other address_types"
+            )

@@ -86,6 +86,13 @@ options:
       - If not given, the variable C(kube_proxy_signatures) holds.
     type: int
     default: 1
+  allow_running:
+    description:
+      - Whether hosts get rules though kube-proxy was seen there. Otherwise they fail and are left as they are; in
+        check mode that is a warning.
+      - If not given, the variable C(kube_proxy_allow_running) holds.
+    type: bool
+    default: false
   signing_key:
     description:
       - An SSH key that signs what is sent to nodes without a plan, for nodes that take nothing unsigned.

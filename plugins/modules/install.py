@@ -38,6 +38,21 @@ options:
     description: The node program, C(akp-node), too.
     type: bool
     default: false
+  mode:
+    description:
+      - The mode of the node program. A node has one of the mode that its bundles have.
+      - If not given, the variable C(kube_proxy_mode) holds.
+    type: str
+    choices: [iptables, ipvs, nftables]
+    default: iptables
+  parts:
+    description:
+      - The programs C(akp-pull), C(akp-health) or C(akp-metrics), beside the node program.
+      - C(akp-verify), which nodes that pin signers need, goes to C(/usr/local/sbin).
+    type: list
+    elements: str
+    choices: [pull, health, metrics, verify]
+    default: []
   install_path:
     description:
       - Where the node program is installed.
@@ -81,7 +96,6 @@ options:
   then:
     description:
       - Shell commands to run there if something changed, for instance C(systemctl daemon-reload).
-      - C(sh "$d/akp-node") is the node program of this collection, which need not be installed for that.
     type: str
     default: ""
   command:
@@ -89,6 +103,13 @@ options:
       - The only command that the account may run. Then this module cannot do anything and says so.
       - If not given, the variable C(kube_proxy_command) holds.
     type: str
+  task_timeout:
+    description:
+      - Seconds that the host may take to answer. If it takes longer, it has failed; other hosts do not wait for it.
+        What waiting for a confirmation and for probes may take comes on top.
+      - If not given, the variable C(kube_proxy_task_timeout) holds.
+    type: int
+    default: 300
 seealso:
   - module: agentless.kube_proxy.node
 """

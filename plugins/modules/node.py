@@ -62,15 +62,26 @@ options:
         a question before, and O(bundle) is not looked at. A node that is not where the delta begins changes nothing,
         and the result says that it needs its whole bundle.
     type: path
+  snapshot:
+    description:
+      - With O(state=applied), give the node its whole bundle even if it has that generation. The bundle takes the place
+        of the deltas that the node keeps, and the kernel is left alone.
+    type: bool
+    default: false
   generation:
     description:
       - With O(state=rolled_back), the generation to go back to, or its first digits.
       - With O(state=confirmed), the RV(previous) of the change. If a probe fails, the node is sent back there at once;
         without it, or out of reach, it goes back by itself.
     type: str
+  time:
+    description:
+      - With O(state=rolled_back), go back to what the host had at this time, as the ledger tells it, if the node keeps
+        that. V(2026-11-17T21:30) is the control host's time, V(2026-11-17T21:30Z) is not.
+    type: str
   verify:
     description:
-      - With O(state=gathered), compare every rule with what was applied. Up to about 15,000 rules that is done anyway;
+      - With O(state=gathered), compare every rule with what was applied. Up to 300 service ports that is done anyway;
         beyond, reading them all takes seconds, and without this option only markers and jumps are looked at.
       - If not given, the variable C(kube_proxy_verify) holds.
     type: bool
@@ -83,9 +94,9 @@ options:
     default: 100
   confirm_within:
     description:
-      - With O(state=applied), the node goes back by itself to what it had unless the change is confirmed within so many
-        seconds. The module does that over a new connection, once the O(probes) answer. V(0) changes it at once and
-        for good.
+      - With O(state=applied) and O(state=rolled_back), the node returns by itself to what it had unless the change is
+        confirmed within so many seconds. The module does that over a new connection, once the O(probes) answer. V(0)
+        changes it at once and for good.
       - If not given, the variable C(kube_proxy_confirm_within) holds.
     type: int
     default: 0
@@ -142,6 +153,13 @@ options:
         C(become).
       - If not given, the variable C(kube_proxy_command) holds.
     type: str
+  task_timeout:
+    description:
+      - Seconds that the host may take to answer. If it takes longer, it has failed; other hosts do not wait for it.
+        What waiting for a confirmation and for probes may take comes on top.
+      - If not given, the variable C(kube_proxy_task_timeout) holds.
+    type: int
+    default: 300
 seealso:
   - module: agentless.kube_proxy.bundle
 """
@@ -256,6 +274,11 @@ kept:
   description: Generations that O(state=rolled_back) can go back to.
   type: list
   elements: str
+  returned: O(state=gathered)
+kube_proxy:
+  description: Processes of a kube-proxy that runs there. With O(command) nothing but the node program can be asked.
+  type: list
+  elements: int
   returned: O(state=gathered)
 drift:
   description: How many differences there are between what was applied and what is there, if all rules were compared.

@@ -67,7 +67,6 @@ EXAMPLES = r"""
 - name: Read the cluster
   agentless.kube_proxy.snapshot:
     kubeconfig: ~/.kube/config
-    dir: ~/.akp/production
   run_once: true
   register: snapshot
 

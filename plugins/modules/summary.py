@@ -69,10 +69,12 @@ lines:
   returned: success
   sample: ["3 nodes: 1 changed, 2 unchanged, 0 failed"]
 nodes:
-  description: The hosts that C(changed), that are C(unchanged), and that C(failed) with the reason.
+  description:
+    - The hosts that C(changed), that are C(unchanged), that C(failed) with the reason, and that are C(untried) because
+      the run ended before their turn.
   type: dict
   returned: success
-  sample: {changed: [n1], unchanged: [n2, n3], failed: {}}
+  sample: {changed: [n1], unchanged: [n2, n3], failed: {}, untried: []}
 services:
   description: How many Services were added, changed and removed on at least one node.
   type: dict

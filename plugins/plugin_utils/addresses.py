@@ -9,19 +9,41 @@ import functools
 import ipaddress
 import re
 import socket
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+from .errors import UserError
+
 try:
     import netaddr
-except ImportError:  # only the documentation of a plugin may be wanted here
+except ImportError:  # the documentation of a plugin can be read without it
     netaddr = None  # type: ignore[assignment,unused-ignore]
 
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 _IPV4 = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 _PREFIX = re.compile(r"[0-9]{1,9}")
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _MAPPED = b"\0" * 10 + b"\xff\xff"
+
+# Destinations that mean the node itself, all hosts, or none. One expression: every endpoint is held against it. Node
+# programs refuse the same ones, and with them the whole bundle: what is left out here must be all that they refuse.
+_SPECIAL = re.compile(
+    r"(?P<loopback>127\.|::1$)|(?P<unspecified>0\.|::$|255\.255\.255\.(?!255$))"
+    r"|(?P<link_local>169\.254\.|fe[89ab][0-9a-f]:)|(?P<multicast>2(?:2[4-9]|3[0-9])\.|ff[0-9a-f]{2}:)"
+    r"|(?P<broadcast>255\.255\.255\.255$)|(?P<embedded>::|0:|2002:)"
+)
+_SPECIAL_WORDS = {
+    "unspecified": "is no address that anything could have",
+    "loopback": "is a loopback address",
+    "link_local": "is a link-local address",
+    "multicast": "is a multicast address",
+    "broadcast": "is the broadcast address",
+    "embedded": "is in a range of IPv6 that stands for IPv4 addresses",
+}
 
 
 class Family(enum.Enum):
@@ -94,22 +116,42 @@ def parse_cidr(text: str) -> str | None:
         length -= 96
     if not 0 <= length <= family_of(ip).bits:
         return None
-    return str(netaddr.IPNetwork(f"{ip}/{length}").cidr)
+    return str(_netaddr().IPNetwork(f"{ip}/{length}").cidr)
+
+
+class MissingPackage(UserError):
+    """A Python package that is needed is not there."""
+
+
+def _netaddr() -> Any:
+    if netaddr is None:
+        raise MissingPackage(
+            "the Python package netaddr is missing; install it into the Python that runs this: "
+            f"{sys.executable} -m pip install 'netaddr>=1.0'"
+        )
+    return netaddr
 
 
 @functools.lru_cache(maxsize=4096)
 def _network(cidr: str) -> Any:
-    return netaddr.IPNetwork(cidr)
+    return _netaddr().IPNetwork(cidr)
 
 
+@functools.lru_cache(maxsize=4096)
 def contains(cidr: str, address: str) -> bool:
     """Whether a canonical CIDR contains a canonical address."""
-    return family_of(cidr) is family_of(address) and netaddr.IPAddress(address) in _network(cidr)
+    return family_of(cidr) is family_of(address) and _netaddr().IPAddress(address) in _network(cidr)
 
 
 def any_contains(cidrs: Iterable[str], address: str) -> bool:
     """Whether one of the canonical CIDRs contains a canonical address."""
     return any(contains(cidr, address) for cidr in cidrs)
+
+
+def special(address: str) -> str:
+    """Why a canonical address can be no destination of a Service, or nothing. The API server refuses most of them."""
+    match = _SPECIAL.match(address)
+    return _SPECIAL_WORDS[match.lastgroup or ""] if match else ""
 
 
 def is_loopback(address: str) -> bool:
@@ -119,7 +161,7 @@ def is_loopback(address: str) -> bool:
 
 def is_link_local_v6(address: str) -> bool:
     """Whether a canonical address is in fe80::/10."""
-    return ":" in address and netaddr.IPAddress(address).is_link_local()
+    return address[:3] in ("fe8", "fe9", "fea", "feb") and address[4:5] == ":"
 
 
 def host_cidr(address: str) -> str:
@@ -130,3 +172,17 @@ def host_cidr(address: str) -> str:
 def endpoint_text(ip: str, port: int) -> str:
     """`ip:port`, an IPv6 address in brackets."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def parse_host(text: str) -> str | None:
+    """The address or the DNS name (RFC 1123) that a program may be told to connect to, or None.
+
+    A name never begins with a dash, so that no program takes it for an option, and its last label is no number: the C
+    library would read 0x7f.1 as an address.
+    """
+    address = parse_ip(text)
+    if address is not None:
+        return address
+    if not _HOST_NAME.fullmatch(text) or _NUMBER.fullmatch(text.rpartition(".")[2]):
+        return None
+    return text

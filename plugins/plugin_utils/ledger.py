@@ -10,14 +10,17 @@ else has noted.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from .errors import UserError
+from .files import open_regular, sync_folder
+from .locks import lock
 
 FILE = "ledger.jsonl"
 START = "0" * 64  # what the first entry has in place of a predecessor
@@ -30,7 +33,7 @@ _REMEDY = (
 )
 
 
-class BrokenLedger(Exception):
+class BrokenLedger(UserError):
     """A ledger that is not what was written; the message names file, line and what is wrong."""
 
 
@@ -46,13 +49,13 @@ class Head:
         return f"ledger: {file}, entry {self.number}, head {self.hash}"
 
 
-def append(file: Path, fields: Mapping[str, Any]) -> Head:
-    """Add an entry; when this returns, it is on the disk."""
+def append(file: Path, fields: Mapping[str, Any], copy: Callable[[Path, bytes], None] | None = None) -> Head:
+    """Add an entry; when this returns, it is on the disk, and where copies go."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_regular(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, follow=True)
     with os.fdopen(descriptor, "r+b") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        head, torn = _tail(stream, file)
+        lock(stream.fileno())
+        head, torn = tail_of(stream, file)
         entry: dict[str, Any] = {
             "number": head.number + 1,
             "previous": head.hash,
@@ -66,7 +69,11 @@ def append(file: Path, fields: Mapping[str, Any]) -> Head:
         stream.write(line)
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_folder(file.parent, new=head.number == 0)
+        if head.number == 0:
+            sync_folder(file.parent)
+        # Before others write the next one: copies are in the same order.
+        if copy is not None:
+            copy(file, line)
     return Head(head.number + 1, _hash_of(line))
 
 
@@ -81,7 +88,7 @@ def _hash_of(line: bytes) -> str:
     return line.rstrip(b"\n")[-66:-2].decode("ascii", "replace")
 
 
-def _tail(stream: IO[bytes], file: Path) -> tuple[Head, int]:
+def tail_of(stream: IO[bytes], file: Path) -> tuple[Head, int]:
     """The last entry, and how many bytes of a torn line were cut off behind it. A whole one gets the end it lacks."""
     end = stream.seek(0, os.SEEK_END)
     if end == 0:
@@ -105,22 +112,13 @@ def _tail(stream: IO[bytes], file: Path) -> tuple[Head, int]:
     if not line:
         return Head(), len(rest)
     try:
-        entry = _entry(line, f"{file}: its last line")
+        entry = entry_of(line, f"{file}: its last line")
     except BrokenLedger as error:
         raise BrokenLedger(f"{error}. {_REMEDY}") from None
     return Head(entry["number"], _hash_of(line)), len(rest)
 
 
-def _sync_folder(folder: Path, *, new: bool) -> None:
-    if new:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _entry(line: bytes, where: str) -> dict[str, Any]:
+def entry_of(line: bytes, where: str) -> dict[str, Any]:
     """An entry whose text has the hash that it carries."""
     text = line.rstrip(b"\n")
     body = text[:-_HASH_LENGTH] + b"}"
@@ -130,7 +128,7 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
         raise BrokenLedger(f"{where} was changed: its text does not have the hash that it carries")
     try:
         entry = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise BrokenLedger(f"{where} is no JSON: {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("number"), int):
         raise BrokenLedger(f"{where} is no entry of a ledger")
@@ -139,7 +137,7 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
 
 def _is_entry(line: bytes) -> bool:
     try:
-        _entry(line, "")
+        entry_of(line, "")
     except BrokenLedger:
         return False
     return True
@@ -154,12 +152,12 @@ def entries(file: Path) -> Iterator[dict[str, Any]]:
 def lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The entries, each with the line that it is."""
     head = Head()
-    with file.open("rb") as stream:
+    with os.fdopen(open_regular(file, os.O_RDONLY, follow=True), "rb") as stream:
         for index, line in enumerate(stream, 1):
             where = f"{file}: line {index}"
             if not line.endswith(b"\n") and not _is_entry(line):
                 raise BrokenLedger(f"{where} has no end: whoever wrote it was stopped, and the next run will say so")
-            entry = _entry(line, where)
+            entry = entry_of(line, where)
             if entry["number"] != head.number + 1:
                 raise BrokenLedger(f"{where} is entry {entry['number']}, but entry {head.number + 1} belongs here")
             if entry.get("previous") != head.hash:

@@ -9,11 +9,13 @@ import re
 import shlex
 from typing import Any
 
+from .errors import UserError
+
 # Of JSON, or of something that was to be JSON: split at its commas it would be words that nobody wrote.
 _MARKS = frozenset("[]{}\"'")
 
 
-class NotAList(ValueError):
+class NotAList(UserError):
     """A value that cannot be taken for a list."""
 
 

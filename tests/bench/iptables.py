@@ -8,10 +8,12 @@ from pathlib import Path
 
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
-from agentless_kube_proxy.cli.render import read_config
+from agentless_kube_proxy.choices import Choices
 from agentless_kube_proxy.cluster.files import load
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.view import ClusterView
+
+from tests.node.bundles import grouped
 
 from . import AKP, Measure, namespace, peak_memory, timed
 from .cluster import write_cluster, write_config
@@ -47,7 +49,14 @@ def _legacy_restore(bundle: Path) -> float:
     with namespace("legacy") as ns:
         for counter in COUNTERS:
             timed(["nfacct", "add", counter], netns=ns)
-        return timed(["iptables-legacy-restore", "--noflush"], netns=ns, stdin=bundle / "iptables.rules")
+        return timed(["iptables-legacy-restore", "--noflush"], netns=ns, stdin=_batch(bundle))
+
+
+def _batch(bundle: Path) -> Path:
+    """All rules of IPv4 as one input of iptables-restore."""
+    batch = bundle.with_suffix(".batch")
+    batch.write_text(grouped(file.read_text() for file in sorted(bundle.glob("iptables-*.rules"))))
+    return batch
 
 
 def _hundred_nodes(tmp: Path) -> tuple[float, float]:
@@ -58,7 +67,7 @@ def _hundred_nodes(tmp: Path) -> tuple[float, float]:
     slices.write_text(
         slices.read_text(encoding="utf-8").replace('"ready": true', '"ready": false', 1), encoding="utf-8"
     )
-    config = read_config(tmp / "config.json")
+    config = Choices.of({"config": str(tmp / "config.json")}).proxy
     seconds = []
     for count in (1, 100):
         started = time.perf_counter()
@@ -100,5 +109,5 @@ def _applying(tmp: Path) -> Iterator[Measure]:
     with namespace("batch") as ns:
         for counter in COUNTERS:
             timed(["nfacct", "add", counter], netns=ns)
-        batch = timed(["iptables-nft-restore", "--noflush"], netns=ns, stdin=bundle / "iptables.rules")
+        batch = timed(["iptables-nft-restore", "--noflush"], netns=ns, stdin=_batch(bundle))
     yield Measure("first apply of 2,000 x 10, nft back end", first, "iptables-nft-restore in one batch", batch, 1 / 3)

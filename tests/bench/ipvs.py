@@ -14,7 +14,7 @@ from pathlib import Path
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
-from agentless_kube_proxy.cli.render import read_config
+from agentless_kube_proxy.choices import Choices
 from agentless_kube_proxy.cluster.files import load
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.view import ClusterView
@@ -64,7 +64,7 @@ def measures(tmp: Path) -> Iterator[Measure]:
 
 
 def _state(tmp: Path) -> State:
-    config = read_config(tmp / "config.json")
+    config = Choices.of({"config": str(tmp / "config.json")}).proxy
     snapshot = load(tmp / "cluster", lambda _name: None)
     node = snapshot.node(NODE)
     assert node is not None
@@ -74,7 +74,7 @@ def _state(tmp: Path) -> State:
 def _plain(node: Node, bundle: Path) -> float:
     """The same state, loaded by hand and removed again."""
     load = """
-        cd "$0"; ipset restore <ipset.rules; ipvsadm -R <ipvs.rules; ip -batch ip.batch
+        cd "$0"; cat ipset-* | ipset restore; cat ipvs-* | ipvsadm -R; ip -batch ip.batch
         iptables-restore --noflush <iptables.rules; ip6tables-restore --noflush <ip6tables.rules
     """
     seconds = _seconds(node, ["sh", "-ec", load, str(bundle)])

@@ -19,7 +19,7 @@ from typing import Any
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
-from agentless_kube_proxy.cli.render import read_config
+from agentless_kube_proxy.choices import Choices
 from agentless_kube_proxy.cluster.files import load
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.view import ClusterView
@@ -97,7 +97,7 @@ def _syncs(process: subprocess.Popen[bytes], log: Path, count: int) -> list[floa
     """Seconds of the IPv4 syncs so far; waits for at least that many."""
     deadline = time.monotonic() + 600
     while True:
-        found = [_seconds(text) for text in SYNCED.findall(log.read_text(errors="replace"))]
+        found = [duration(text) for text in SYNCED.findall(log.read_text(errors="replace"))]
         if len(found) >= count:
             return found
         assert process.poll() is None, log.read_text(errors="replace")[-2000:]
@@ -105,9 +105,10 @@ def _syncs(process: subprocess.Popen[bytes], log: Path, count: int) -> list[floa
         time.sleep(0.2)
 
 
-def _seconds(duration: str) -> float:
+def duration(text: str) -> float:
+    """Seconds of a duration as Go writes it."""
     units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
-    return sum(float(number) * units[unit] for number, unit in re.findall(r"([0-9.]+)(ms|µs|ns|[hms])", duration))
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([0-9.]+)(ms|µs|ns|[hms])", text))
 
 
 # ------------------------------------------------------------------ ours
@@ -115,7 +116,7 @@ def _seconds(duration: str) -> float:
 
 def _ours(tmp: Path) -> tuple[float, float]:
     """Seconds of the first apply, and of the apply of a delta of one changed endpoint."""
-    ready, unready = _state(tmp, tmp / "cluster"), _state(tmp, _changed(tmp))
+    ready, unready = state_of(tmp, tmp / "cluster"), state_of(tmp, changed_cluster(tmp))
     write_bundle(ready, tmp / "whole")
     write_delta(delta(ready, unready), unready, tmp / "there")
     write_delta(delta(unready, ready), ready, tmp / "back")
@@ -133,7 +134,8 @@ def _ours(tmp: Path) -> tuple[float, float]:
     return first, statistics.median(seconds)
 
 
-def _changed(tmp: Path) -> Path:
+def changed_cluster(tmp: Path) -> Path:
+    """The cluster in tmp/cluster, with one endpoint that is not ready."""
     directory = tmp / "changed"
     directory.mkdir()
     for file in (tmp / "cluster").iterdir():
@@ -144,8 +146,9 @@ def _changed(tmp: Path) -> Path:
     return directory
 
 
-def _state(tmp: Path, directory: Path) -> State:
-    config = read_config(tmp / "config.json")
+def state_of(tmp: Path, directory: Path) -> State:
+    """What a node of the cluster in a directory shall have, by the configuration in tmp."""
+    config = Choices.of({"config": str(tmp / "config.json")}).proxy
     snapshot = load(directory)
     node = snapshot.node(NODE)
     assert node is not None

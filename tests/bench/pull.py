@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.lab.program import PROGRAM
+from tests.lab.program import PROGRAM, PULL, VERIFY
 from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
 
@@ -54,7 +54,7 @@ def measures(tmp: Path) -> list[Measure]:
     print(f"{CLIENTS} polls, {AT_ONCE} at a time: {wall:.1f} s, {CLIENTS / wall:.0f} polls a second")
     return [
         Measure("requests of an unchanged poll", len(requests) / CLIENTS, "one", 1.0, 1.0, "requests"),
-        Measure(f"akp-node pull without news, {CLIENTS} clients", ours, "the same request by curl alone", theirs, 20.0),
+        Measure(f"akp-pull without news, {CLIENTS} clients", ours, "the same request by curl alone", theirs, 20.0),
         Measure(f"akp publish of {CLIENTS} nodes without news", again, "its first run", first, 1.0),
     ]
 
@@ -71,6 +71,7 @@ class Client:
         (etc / "node.conf").write_text(f"cluster {publisher.cluster}\nnode {node}\nurl {url}\n")
         self._prefix = ["ip", "netns", "exec", netns]
         self._environment = os.environ | {"AKP_STATE": str(self._state), "AKP_ETC": str(etc), "AKP_IPTABLES": "nft"}
+        self._environment |= {"AKP_NODE_PROGRAM": str(PROGRAM), "AKP_VERIFY": str(VERIFY)}
 
     def begin_as(self, other: Client) -> None:
         """With what another has applied, but nothing pulled."""
@@ -80,7 +81,7 @@ class Client:
     def pull(self) -> dict[str, object]:
         """What a poll answers."""
         done = subprocess.run(
-            [*self._prefix, "sh", PROGRAM, "pull"], env=self._environment, capture_output=True, text=True, check=False
+            [*self._prefix, "sh", PULL], env=self._environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)

@@ -33,7 +33,7 @@ def measures(tmp: Path) -> Iterator[Measure]:
     """Both bars, in one run."""
     write_cluster(tmp / "cluster", SERVICES, ENDPOINTS)
     write_config(tmp / "config.json", MODE)
-    objects = [*_objects(tmp / "cluster"), *(_node(i) for i in range(1, MANY + 1))]
+    objects = [*cluster_objects(tmp / "cluster"), *(node_object(i) for i in range(1, MANY + 1))]
     with namespace("watch") as ns:
         netns.run(ns, "ip", "addr", "add", f"{ADDRESS}/32", "dev", "lo")
         with ControlPlane(ns, [ADDRESS]) as plane:
@@ -52,7 +52,7 @@ def measures(tmp: Path) -> Iterator[Measure]:
     yield Measure(f"{size}: akp watch, {FEW} nodes over ssh", few, "kube-proxy on one node", theirs, float("inf"))
 
 
-def _objects(folder: Path) -> Iterator[dict[str, Any]]:
+def cluster_objects(folder: Path) -> Iterator[dict[str, Any]]:
     """The cluster, without Nodes and without what the API server gives objects itself."""
     for file in (folder / "services.json", folder / "endpointslices.json"):
         # The first addresses of the range are the API server's own.
@@ -63,7 +63,8 @@ def _objects(folder: Path) -> Iterator[dict[str, Any]]:
             yield obj
 
 
-def _node(number: int) -> dict[str, Any]:
+def node_object(number: int) -> dict[str, Any]:
+    """The Node of a node of the lab."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -87,7 +88,7 @@ def _kube_proxy(plane: ControlPlane, tmp: Path) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(netns.command(plane.namespace, argv), stdout=out, stderr=out)
         try:
-            _wait_for(lambda: log.read_text(errors="replace").count("SyncProxyRules complete") >= 2, process, log)
+            wait_for(lambda: log.read_text(errors="replace").count("SyncProxyRules complete") >= 2, process, log)
             yield
         finally:
             process.terminate()
@@ -107,7 +108,7 @@ def _ours(plane: ControlPlane, changed: dict[str, Any], tmp: Path, nodes: int) -
         with log.open("wb") as out:
             process = subprocess.Popen(argv, stdout=out, stderr=out, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
             try:
-                _wait_for(lambda: '"settled"' in log.read_text(), process, log)
+                wait_for(lambda: '"settled"' in log.read_text(), process, log)
                 return _median(plane, changed, [node.enter(["nft", "monitor"]) for node in lab.nodes], log)
             finally:
                 process.terminate()
@@ -115,7 +116,8 @@ def _ours(plane: ControlPlane, changed: dict[str, Any], tmp: Path, nodes: int) -
                     raise SystemExit(f"akp watch: exit {process.returncode}\n{log.read_text()[-3000:]}")
 
 
-def _wait_for(condition: Any, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(condition: Any, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the condition is true; the process must live until then."""
     deadline = time.monotonic() + 600
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:

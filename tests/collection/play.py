@@ -85,6 +85,7 @@ def playbook(
         "kube_proxy_config": str(SHOP / "kube-proxy.yaml"),
         # All at once: most tests are not about batches, and have no time for them.
         "kube_proxy_batches": ["100%"],
+        "kube_proxy_confirm_cleanup": "default",
         **(variables or {}),
     }
     done = subprocess.run(

@@ -78,7 +78,7 @@ def test_an_account_with_the_sudoers_line_can_sync_and_do_nothing_else(
         done = as_akp(nodes, account, command)
         assert done.returncode != 0, command
         assert "password is required" in done.stderr or "not allowed" in done.stderr, done.stderr
-    assert playbook("cleanup-services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 1}
+    assert playbook("cleanup_services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 1}
 
 
 def test_a_key_with_the_forced_command_can_sync_and_do_nothing_else(
@@ -107,4 +107,4 @@ def test_a_key_with_the_forced_command_can_sync_and_do_nothing_else(
         assert done.returncode != 0, command
         assert "uid=" not in done.stdout, command
     assert '"state": "applied"' in as_akp(nodes, account, "akp-node status").stdout
-    assert playbook("cleanup-services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 1}
+    assert playbook("cleanup_services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 1}

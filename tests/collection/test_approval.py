@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from agentless_kube_proxy.bundle.manifest import described
+from agentless_kube_proxy.bundle.program import part_program
 
 from tests.lab import Lab
 from tests.lab.program import PROGRAM
@@ -38,9 +40,10 @@ def signers(nodes: Lab, keys: dict[str, Path], tmp_path: Path) -> Iterator[Path]
         conf = f"cluster shop\nnode {node.name}\nsignatures 2\n"
         node.run(["sh", "-c", "mkdir -p /etc/akp; cat >/etc/akp/allowed_signers"], input=file.read_text())
         node.run(["sh", "-c", "cat >/etc/akp/node.conf"], input=conf)
+        node.run(["sh", "-c", "cat >/usr/local/sbin/akp-verify"], input=part_program("verify"))
     yield file
     for node in nodes.nodes:
-        node.run(["rm", "-r", "/etc/akp"])
+        node.run(["rm", "-r", "/etc/akp", "/usr/local/sbin/akp-verify"])
 
 
 def approve(plan: Path, key: Path) -> str:
@@ -96,7 +99,7 @@ def test_a_plan_needs_its_approvers_here_and_on_the_nodes(
     assert "needs an approved plan (added kube-system/kube-dns:dns tcp IPv4" in first.output.replace(
         "dns udp", "dns tcp"
     )
-    plan = planned(playbook("plan-services", inventory, tmp_path, variables=variables))
+    plan = planned(playbook("plan_services", inventory, tmp_path, variables=variables))
     shown = approve(plan, keys["alice"])
     assert shown.startswith("on n1, n2, n3:\n  + node: settings\n      + mode iptables\n")
     assert "\n  + kube-system/kube-dns:dns udp IPv4\n" in shown
@@ -138,7 +141,7 @@ def test_a_plan_needs_its_approvers_here_and_on_the_nodes(
 
 
 def test_a_plan_that_was_changed_is_not_signed(inventory: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
-    plan = planned(playbook("plan-services", inventory, tmp_path))
+    plan = planned(playbook("plan_services", inventory, tmp_path))
     argv = [str(BIN / "akp"), "approve", str(plan), "--key", str(keys["alice"]), "--yes"]
     release = plan.with_name("plan.release")
     good = release.read_text()
@@ -153,7 +156,7 @@ def test_a_plan_that_was_changed_is_not_signed(inventory: Path, tmp_path: Path, 
 
 
 def test_what_is_no_approval_is_told(inventory: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
-    plan = planned(playbook("plan-services", inventory, tmp_path))
+    plan = planned(playbook("plan_services", inventory, tmp_path))
     allowed = tmp_path / "allowed_signers"
     allowed.write_text(f"alice {keys['alice'].with_suffix('.pub').read_text()}")
     nobody = ("-e", f"kube_proxy_plan={plan}", "-e", f"kube_proxy_allowed_signers={allowed}")
@@ -165,7 +168,7 @@ def test_what_is_no_approval_is_told(inventory: Path, tmp_path: Path, keys: dict
     approve(plan, keys["alice"])
     two = ("--limit", "n1,n2")
     few = planned(
-        playbook("plan-services", inventory, tmp_path, *two, "-e", f"kube_proxy_plan_file={tmp_path}/few.json")
+        playbook("plan_services", inventory, tmp_path, *two, "-e", f"kube_proxy_plan_file={tmp_path}/few.json")
     )
     approve(few, keys["alice"])
     more = playbook("sync-services", inventory, tmp_path, *nobody, "-e", f"kube_proxy_plan={few}", check=False)
@@ -176,7 +179,7 @@ def test_what_is_no_approval_is_told(inventory: Path, tmp_path: Path, keys: dict
 def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     playbook("sync-services", inventory, tmp_path)
     more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more"))}
-    plan = following(playbook("plan-services", inventory, tmp_path, variables=more))
+    plan = following(playbook("plan_services", inventory, tmp_path, variables=more))
     had = playbook("sync-services", inventory, tmp_path, "--check").of("bundle")
     old = next(had).result["generations"]["n2"]
     # n2 and n3 go on to something that nobody knew of when the plan was made.
@@ -198,7 +201,7 @@ def test_a_plan_is_followed_where_nodes_are_as_it_found_them(nodes: Lab, invento
 
 
 def test_a_plan_tells_of_settings_beside_services(inventory: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
-    first = planned(playbook("plan-services", inventory, tmp_path))
+    first = planned(playbook("plan_services", inventory, tmp_path))
     shown = approve(first, keys["alice"])
     assert "  + node: settings\n      + mode iptables\n" in shown
     assert "  + node: sysctls.conf\n      + net.ipv4.conf.all.route_localnet = 1\n" in shown
@@ -206,7 +209,7 @@ def test_a_plan_tells_of_settings_beside_services(inventory: Path, tmp_path: Pat
     config = yaml.safe_load((SHOP / "kube-proxy.yaml").read_text())
     config |= {"iptables": {"masqueradeAll": True, "localhostNodePorts": False}}
     more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more")), "kube_proxy_config": config}
-    shown = approve(planned(playbook("plan-services", inventory, tmp_path, variables=more)), keys["alice"])
+    shown = approve(planned(playbook("plan_services", inventory, tmp_path, variables=more)), keys["alice"])
     assert "      + iptables.masqueradeAll true\n" in shown
     assert "      - net.ipv4.conf.all.route_localnet = 1\n" in shown
     assert "+ externalIPs 192.0.2.77" in shown.replace("~ externalIPs (none) ->", "+ externalIPs")
@@ -229,7 +232,7 @@ LATE = """\
 def test_a_bundle_that_is_written_while_a_plan_is_followed_is_not_carried(
     nodes: Lab, inventory: Path, tmp_path: Path
 ) -> None:
-    plan = following(playbook("plan-services", inventory, tmp_path))
+    plan = following(playbook("plan_services", inventory, tmp_path))
     argv = [str(BIN / "akp"), "render", "--cluster", str(external_ip(tmp_path / "more")), "--node", "n2"]
     argv += ["--config", str(SHOP / "kube-proxy.yaml"), "--output", str(tmp_path / "other")]
     subprocess.run(argv, check=True, capture_output=True)
@@ -248,7 +251,7 @@ def test_a_bundle_that_is_written_while_a_plan_is_followed_is_not_carried(
 def approved_shop(inventory: Path, tmp_path: Path) -> dict[str, Any]:
     """Nodes that have the shop by a plan, and variables under which Services need one; one node after the other."""
     variables: dict[str, Any] = {"kube_proxy_approval": "frontends", "kube_proxy_batches": [1, 1, 1]}
-    plan = following(playbook("plan-services", inventory, tmp_path, variables=variables))
+    plan = following(playbook("plan_services", inventory, tmp_path, variables=variables))
     playbook("sync-services", inventory, tmp_path, variables={**variables, **plan})
     return variables
 
@@ -264,7 +267,7 @@ def test_a_plan_that_fails_on_the_first_node_stops_no_endpoints(
 ) -> None:
     shop = external_ip(tmp_path / "more")
     variables = {**approved_shop, "kube_proxy_cluster_dir": str(shop)}
-    plan = following(playbook("plan-services", inventory, tmp_path, variables=variables))
+    plan = following(playbook("plan_services", inventory, tmp_path, variables=variables))
     # Nobody answers there: n1 goes back, n2 and n3 are not touched.
     probe = {"kube_proxy_probes": [{"port": 9, "address": "127.0.0.1", "timeout": 1}]}
     failed = playbook("sync-services", inventory, tmp_path, variables={**variables, **plan, **probe}, check=False)
@@ -283,7 +286,7 @@ def test_nodes_that_took_half_a_plan_keep_it_and_get_endpoints(
 ) -> None:
     shop = external_ip(tmp_path / "more")
     variables = {**approved_shop, "kube_proxy_cluster_dir": str(shop)}
-    plan = following(playbook("plan-services", inventory, tmp_path, variables=variables))
+    plan = following(playbook("plan_services", inventory, tmp_path, variables=variables))
     sabotage(nodes.node("n2"))
     failed = playbook("sync-services", inventory, tmp_path, variables={**variables, **plan}, check=False)
     nodes.node("n2").run(["rm", RESTORE])
@@ -296,7 +299,7 @@ def test_nodes_that_took_half_a_plan_keep_it_and_get_endpoints(
     assert playbook("sync-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 0)
     # A plan for the two that are there; the third was away then, and gets what it missed.
     two = ("--limit", "n1,n2")
-    plan = following(playbook("plan-services", inventory, tmp_path, *two, variables=variables))
+    plan = following(playbook("plan_services", inventory, tmp_path, *two, variables=variables))
     done = playbook("sync-services", inventory, tmp_path, *two, variables={**variables, **plan})
     assert done.changed == {"n1": 0, "n2": 1}
     rest = playbook("sync-services", inventory, tmp_path, variables=variables)
@@ -319,7 +322,7 @@ def test_check_mode_tells_what_would_be_done_and_a_plan_what_could_be(
     refused = playbook("sync-services", inventory, tmp_path, *check, *everything, variables=variables, check=False)
     assert (refused.code, refused.summary[0]) == (2, "3 nodes: 0 would change, 0 unchanged, 3 failed")
     assert "needs an approved plan" in refused.output
-    plan = playbook("plan-services", inventory, tmp_path, *everything[:2], variables=variables)
+    plan = playbook("plan_services", inventory, tmp_path, *everything[:2], variables=variables)
     assert plan.summary[0] == "3 nodes: 3 would change, 0 unchanged, 0 failed"
     assert "192.0.2.77" in plan.output
     # The word that plans are made with lets nobody do anything.
@@ -335,7 +338,7 @@ def test_a_plan_that_is_refused_leaves_the_one_before_as_it_is(
 ) -> None:
     playbook("sync-services", inventory, tmp_path)
     more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more"))}
-    plan = planned(playbook("plan-services", inventory, tmp_path, variables=more))
+    plan = planned(playbook("plan_services", inventory, tmp_path, variables=more))
     approve(plan, keys["alice"])
     before = {each.name: each.read_bytes() for each in plan.parent.glob("plan*")}
     assert len(before) == 5
@@ -344,7 +347,7 @@ def test_a_plan_that_is_refused_leaves_the_one_before_as_it_is(
     for name in ("catalog", "frontend", "metrics"):
         (fewer / f"{name}.yaml").unlink()
     gone = {"kube_proxy_cluster_dir": str(fewer), "kube_proxy_max_removed_percent": 5}
-    refused = playbook("plan-services", inventory, tmp_path, variables=gone, check=False)
+    refused = playbook("plan_services", inventory, tmp_path, variables=gone, check=False)
     assert refused.code == 2
     assert refused.summary[-1] == "no plan was written"
     assert not [line for line in refused.summary if line.startswith(("plan:", "digest:", "it is signed with"))]
@@ -352,7 +355,7 @@ def test_a_plan_that_is_refused_leaves_the_one_before_as_it_is(
 
 
 def test_an_approver_can_compute_the_bundles_that_a_release_names(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
-    plan = planned(playbook("plan-services", inventory, tmp_path))
+    plan = planned(playbook("plan_services", inventory, tmp_path))
     own = []
     for node in nodes.nodes:
         facts = tmp_path / f"{node.name}.json"
@@ -360,7 +363,7 @@ def test_an_approver_can_compute_the_bundles_that_a_release_names(nodes: Lab, in
         argv = [str(BIN / "akp"), "render", "--cluster", str(plan.with_name("plan.snapshot.json")), "--node", node.name]
         argv += ["--config", str(SHOP / "kube-proxy.yaml"), "--facts", str(facts), "--output", str(tmp_path / "own")]
         subprocess.run(argv, check=True, capture_output=True)
-        manifest = json.loads((tmp_path / "own" / node.name / "manifest.json").read_text())
+        manifest = described(tmp_path / "own" / node.name)
         own.append(f"bundle {node.name} {manifest['generation']} {manifest['digest']}")
     head = ("akp-release ", "cluster ", "counter ", "expires ", "note ")
     lines = plan.with_name("plan.release").read_text().splitlines()

@@ -81,7 +81,7 @@ def test_the_installed_collection_works(installed: Path, nodes: Lab, inventory: 
     run = playbook("agentless.kube_proxy.sync_services", inventory, tmp_path, environment=environment)
     assert run.changed == {"n1": 1, "n2": 1, "n3": 1}
     program = nodes.node("n1").run(["sh", "-c", "cat /var/lib/akp/bundles/*/akp-node"]).stdout
-    assert program == node_program()
+    assert program == node_program("iptables")
 
 
 def test_every_plugin_has_documentation(installed: Path) -> None:

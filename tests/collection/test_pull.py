@@ -22,7 +22,10 @@ from tests.lab.web import WebServer
 from .play import SHOP, Run, playbook
 
 WITHIN = 120.0  # seconds: cron starts things when a minute begins
-PULL_FILES = {"/etc/akp/allowed_signers", "/etc/akp/node.conf", "/etc/cron.d/akp-pull", "/usr/local/sbin/akp-node"}
+PULL_FILES = {
+    *("/etc/akp/allowed_signers", "/etc/akp/node.conf", "/etc/cron.d/akp-pull"),
+    *("/usr/local/sbin/akp-node", "/usr/local/sbin/akp-pull", "/usr/local/sbin/akp-verify"),
+}
 BOOT_FILES = {"/etc/cron.d/akp-restore", "/usr/local/sbin/akp-node"}
 OURS = "find /etc/akp /etc/cron.d /etc/systemd/system /usr/local/sbin -name '*akp*' -o -path '/etc/akp/*' 2>/dev/null"
 
@@ -98,7 +101,7 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
 
     def pull_services(*arguments: str, **more: str) -> Run:
         return playbook(
-            "pull-services", inventory, tmp_path / "work", "--limit", "n1", *arguments, variables={**pulling, **more}
+            "pull_services", inventory, tmp_path / "work", "--limit", "n1", *arguments, variables={**pulling, **more}
         )
 
     assert pull_services("--check").changed == {"n1": 1}
@@ -108,11 +111,11 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     assert pull_services().changed == {"n1": 0}
 
     # The facts that nodes gave when they were set up are those that bundles are made for.
-    first = playbook("publish-services", inventory, tmp_path / "work", "--check", variables=publishing)
+    first = playbook("publish_services", inventory, tmp_path / "work", "--check", variables=publishing)
     assert first.changed == {"localhost": 1}
     assert list(web.www.glob("*.release")) == []
-    published = playbook("publish-services", inventory, tmp_path / "work", variables=publishing)
-    again = playbook("publish-services", inventory, tmp_path / "work", variables=publishing)
+    published = playbook("publish_services", inventory, tmp_path / "work", variables=publishing)
+    again = playbook("publish_services", inventory, tmp_path / "work", variables=publishing)
     assert (published.changed, again.changed) == ({"localhost": 1}, {"localhost": 0})
     ledger = tmp_path / "work" / "akp" / "ledger.jsonl"
     begun, done = entries(ledger)
@@ -125,7 +128,7 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     nobody.mkdir()
     shutil.copy(SHOP / "nodes.yaml", nobody)
     emptied = {**publishing, "kube_proxy_cluster_dir": str(nobody)}
-    refused = playbook("publish-services", inventory, tmp_path / "work", "--check", variables=emptied, check=False)
+    refused = playbook("publish_services", inventory, tmp_path / "work", "--check", variables=emptied, check=False)
     assert refused.code == 2
     assert "service ports would be removed, more than 50 %" in refused.output
     settings = json.loads((tmp_path / "work" / "akp" / "published" / "1" / "settings.json").read_text())
@@ -150,7 +153,7 @@ def test_a_rebooted_node_has_its_rules_back_without_any_help(
     n2 = nodes.node("n2")
     playbook("sync-services", inventory, tmp_path / "work", "--limit", "n2")
     rules = n2.run(["sh", "-c", "iptables-save | grep KUBE"]).stdout
-    boot = ("boot-services", inventory, tmp_path / "work", "--limit", "n2")
+    boot = ("boot_services", inventory, tmp_path / "work", "--limit", "n2")
     variables = {"kube_proxy_boot_check_minutes": 1}
     assert playbook(*boot, "--check", variables=variables).changed == {"n2": 1}
     assert playbook(*boot, variables=variables).changed == {"n2": 1}
@@ -178,16 +181,16 @@ def test_a_rebooted_node_has_its_rules_back_without_any_help(
 
 
 def test_what_is_missing_is_said_before_anything_is_done(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
-    run = playbook("pull-services", inventory, tmp_path, "--limit", "n1", check=False)
+    run = playbook("pull_services", inventory, tmp_path, "--limit", "n1", check=False)
     assert run.code != 0
     assert "Set kube_proxy_pull_url" in run.output
-    run = playbook("publish-services", inventory, tmp_path, check=False)
+    run = playbook("publish_services", inventory, tmp_path, check=False)
     assert "Set kube_proxy_publish_path" in run.output
     variables = {
         "kube_proxy_pull_url": "http://127.0.0.1",
         "kube_proxy_pull_signers": "x",
         "kube_proxy_pull_jitter": 60,
     }
-    run = playbook("pull-services", inventory, tmp_path, "--limit", "n1", variables=variables, check=False)
+    run = playbook("pull_services", inventory, tmp_path, "--limit", "n1", variables=variables, check=False)
     assert "not less than the 1 minutes" in " ".join(run.output.split())
     assert ours(nodes.node("n1")) == set()

@@ -78,8 +78,8 @@ def test_the_first_node_that_is_not_well_is_the_last(nodes: Lab, inventory: Path
     stopped = playbook("sync-services", counted, tmp_path, variables=changed, check=False)
     assert stopped.code == 2
     assert tried(stopped) == {"n1"}
-    assert stopped.summary[0] == "3 nodes: 0 changed, 0 unchanged, 3 failed"
-    assert "  n2 failed: the run ended before its turn" in stopped.summary
+    assert stopped.summary[0] == "3 nodes: 0 changed, 0 unchanged, 1 failed, 2 not tried"
+    assert "not tried, they keep what they have: n2, n3" in stopped.summary
     nodes.node("n1").run(["rm", RESTORE])
     assert [kernel(node) for node in nodes.nodes] == before
     last = entries(tmp_path)[-1]
@@ -281,11 +281,15 @@ def test_addresses_of_others_are_told_left_out_or_refused(nodes: Lab, inventory:
     assert f"  {claim}; it is left out" in omitted.summary
     assert "-d 172.18.0.12/32" not in rules(nodes.node("n1"))
     assert "-d 192.0.2.9/32" in rules(nodes.node("n1"))
-    # Its Node object does not tell, but n3 was asked.
+    # Its Node object does not tell, but n3 was asked: that concerns n3 alone.
     nodes.node("n3").run(["ip", "addr", "add", "192.0.2.9/24", "dev", "eth0"])
     try:
-        refused = playbook("sync-services", inventory, tmp_path, "--limit", "n3", variables=variables, check=False)
-        assert "externalIPs 192.0.2.9 is an address of an interface of the node n3" in " ".join(refused.output.split())
+        omitting = {**variables, "kube_proxy_vip_policy": "omit"}
+        omitted = playbook("sync-services", inventory, tmp_path, variables=omitting)
+        own = "externalIPs 192.0.2.9 is an address of an interface of the node n3; it is left out there"
+        assert f"  Service/shop/thief: {own}" in omitted.summary
+        assert "-d 192.0.2.9/32" in rules(nodes.node("n1"))
+        assert "-d 192.0.2.9/32" not in rules(nodes.node("n3"))
     finally:
         nodes.node("n3").run(["ip", "addr", "del", "192.0.2.9/24", "dev", "eth0"])
     variables |= {"kube_proxy_vip_policy": "warn", "kube_proxy_external_ip_cidrs": ["198.51.100.0/24"]}
@@ -313,15 +317,16 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
     config = {**yaml.safe_load((SHOP / "kube-proxy.yaml").read_text()), "iptables": {"localhostNodePorts": False}}
     variables = {"kube_proxy_config": config}
     generation = playbook("sync-services", inventory, tmp_path, variables=variables).node("n2")["generation"]
-    good = playbook("verify-services", inventory, tmp_path)
+    good = playbook("verify_services", inventory, tmp_path)
     assert good.changed == dict.fromkeys(ALL, 0)
+    assert f"n2 is as generation {generation} left it at 20" in " ".join(good.output.split())
     assert "n3: net.ipv4.conf.all.route_localnet is 1" in " ".join(good.output.split())
     assert "n1: net.ipv4.conf.all.route_localnet" not in good.output
     nodes.node("n3").run(["sysctl", "-w", "net.ipv4.conf.all.route_localnet=0"])
     before = [kernel(node) for node in nodes.nodes]
     meddle(nodes.node("n2"))
     changed = [kernel(node) for node in nodes.nodes]
-    alarm = playbook("verify-services", inventory, tmp_path, check=False)
+    alarm = playbook("verify_services", inventory, tmp_path, check=False)
     assert alarm.code == 2
     assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
     assert f"n2 is not as generation {generation} left it at 20" in alarm.output
@@ -329,10 +334,10 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
     assert "extra rule: ipv4 filter KUBE-FORWARD: -A KUBE-FORWARD -j ACCEPT" in alarm.output
     assert [kernel(node) for node in nodes.nodes] == changed, "an alarm changes nothing"
     # As people type it: Ansible takes false and true of key=value for words.
-    alarm = playbook("verify-services", inventory, tmp_path, "-e", "kube_proxy_heal=false", check=False)
+    alarm = playbook("verify_services", inventory, tmp_path, "-e", "kube_proxy_heal=false", check=False)
     assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
     assert [kernel(node) for node in nodes.nodes] == changed
-    healed = playbook("verify-services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
+    healed = playbook("verify_services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
     assert healed.changed == {"n1": 0, "n2": 1, "n3": 0}
     assert "(shop/catalog" in healed.output
     assert [kernel(node) for node in nodes.nodes] == before
@@ -342,21 +347,22 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
 
 
 def test_a_node_that_has_nothing_any_more_is_found_out_and_healed(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
-    fresh = playbook("verify-services", inventory, tmp_path)
+    fresh = playbook("verify_services", inventory, tmp_path)
     assert fresh.changed == dict.fromkeys(ALL, 0), "where nothing was applied, nothing is missing"
+    assert "n1 has nothing applied, and nothing of ours in its kernel" in fresh.output
     generation = playbook("sync-services", inventory, tmp_path).node("n2")["generation"]
     before = kernel(nodes.node("n2"))
     lose = "sh /var/lib/akp/bundles/*/akp-node cleanup >/dev/null; rm -rf /var/lib/akp; iptables-save | grep KUBE || :"
     assert nodes.node("n2").run(["sh", "-c", lose]).stdout == ""
     for _again in range(2):
-        alarm = playbook("verify-services", inventory, tmp_path, check=False)
+        alarm = playbook("verify_services", inventory, tmp_path, check=False)
         assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
         assert f"n2 has lost generation {generation}" in alarm.output
     (gathered,) = (
-        each.result for each in playbook("gather-state", inventory, tmp_path).of("node") if each.host == "n2"
+        each.result for each in playbook("gather_state", inventory, tmp_path).of("node") if each.host == "n2"
     )
     assert (gathered["state"], gathered["intact"]) == ("absent", False)
-    heal = ("verify-services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
+    heal = ("verify_services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
     assert playbook(*heal, "--check").changed == {"n1": 0, "n2": 1, "n3": 0}
     assert playbook(*heal).changed == {"n1": 0, "n2": 1, "n3": 0}
     assert kernel(nodes.node("n2")) == before
@@ -370,7 +376,7 @@ def test_a_node_that_has_nothing_any_more_is_found_out_and_healed(nodes: Lab, in
     helpless = playbook(*heal, check=False)
     assert "n2 has lost generation" in helpless.output
     assert "a run of sync_services gives it what it shall have now" in " ".join(helpless.output.split())
-    cleaned = playbook("cleanup-services", inventory, tmp_path)
+    cleaned = playbook("cleanup_services", inventory, tmp_path)
     last = entries(tmp_path)[-1]
     assert f"entry {last['number']}, head {last['hash']}" in cleaned.output
-    assert playbook("verify-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)
+    assert playbook("verify_services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)

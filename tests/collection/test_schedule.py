@@ -38,7 +38,7 @@ def schedule(host: ControlHost, inventory: Path, *arguments: str, **variables: A
         **variables,
     }
     return playbook(
-        "schedule-services",
+        "schedule_services",
         inventory,
         host.home / "play",
         *arguments,
@@ -121,6 +121,7 @@ def test_a_run_leaves_its_log_and_status_and_never_meets_another(
         "changed": ["n3"],
         "unchanged": ["n1", "n2"],
         "failed": {},
+        "untried": [],
     }
     assert files(host) == {"run", "variables.json", "lock", "log", "log.1", "status.json"}
     assert (folder / "log.1").read_text() == log

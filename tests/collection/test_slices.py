@@ -19,7 +19,7 @@ from .test_sync import edited_shop
 
 def taken(tmp_path: Path, inventory: Path) -> dict[str, Any]:
     """The variables that snapshot-services hands on, of the shop as it is."""
-    run = playbook("snapshot-services", inventory, tmp_path / "snapshot")
+    run = playbook("snapshot_services", inventory, tmp_path / "snapshot")
     (result,) = run.of("snapshot")
     return {"kube_proxy_snapshot": result.result["path"], "kube_proxy_snapshot_digest": result.result["digest"]}
 

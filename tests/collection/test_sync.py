@@ -80,7 +80,7 @@ def test_nftables_mode_works_the_same(nodes: Lab, inventory: Path, tmp_path: Pat
     nodes.node("n2").run(["nft", "delete", "table", "ip", "kube-proxy"])
     repaired = playbook("sync-services", inventory, tmp_path, variables=variables)
     assert repaired.changed == {"n1": 0, "n2": 1, "n3": 0}
-    assert playbook("cleanup-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 1)
+    assert playbook("cleanup_services", inventory, tmp_path).changed == dict.fromkeys(ALL, 1)
 
 
 def counting(inventory: Path, lab: Lab, log: Path) -> Path:
@@ -131,7 +131,7 @@ def test_check_and_diff_predict_exactly_what_the_run_then_does(nodes: Lab, inven
 
 
 def test_a_plan_that_was_approved_is_followed_and_nothing_else(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
-    plan = playbook("plan-services", inventory, tmp_path)
+    plan = playbook("plan_services", inventory, tmp_path)
     assert "+ shop/frontend:http tcp IPv4" in plan.output
     assert all("KUBE-SERVICES" not in rules(node) for node in nodes.nodes)
     (told,) = plan.of("summary")
@@ -161,6 +161,9 @@ def test_somebody_who_meddles_is_found_out_and_undone(nodes: Lab, inventory: Pat
     assert {each["kind"] for each in run.node("n2")["differences"]} == {"missing-rule", "extra-rule"}
     assert "! not as it was left:" in run.output
     assert "extra rule: ipv4 filter KUBE-FORWARD: -A KUBE-FORWARD -j ACCEPT" in run.output
+    (missing,) = [each for each in run.node("n2")["differences"] if each["kind"] == "missing-rule"]
+    assert f'--comment "{missing["service"]} ' in missing["rule"]
+    assert f"missing rule: ipv4 nat KUBE-SERVICES ({missing['service']}): " in run.output
     assert "  n2 was not as it was left, 2 differences" in run.summary
     assert rules(nodes.node("n2")) == before
 
@@ -300,20 +303,20 @@ def test_the_installed_program_is_used_and_removed(nodes: Lab, inventory: Path, 
     stat = nodes.node("n1").run(["stat", "-c", "%U %a", "/usr/local/sbin/akp-node"]).stdout.split()
     assert stat == ["root", "755"]
     assert playbook("sync-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 0)
-    assert playbook("cleanup-services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 1)
+    assert playbook("cleanup_services", inventory, tmp_path, variables=variables).changed == dict.fromkeys(ALL, 1)
     assert nodes.node("n1").run(["ls", "/usr/local/sbin"]).stdout == ""
 
 
 def test_cleanup_takes_all_of_it_away(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     before = [rules(node) for node in nodes.nodes]
     playbook("sync-services", inventory, tmp_path)
-    check = playbook("cleanup-services", inventory, tmp_path, "--check", "--diff")
+    check = playbook("cleanup_services", inventory, tmp_path, "--check", "--diff")
     assert check.changed == dict.fromkeys(ALL, 1)
     assert "- shop/frontend:http tcp IPv4" in check.output
     assert "KUBE-SERVICES" in rules(nodes.node("n1"))
-    assert playbook("cleanup-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 1)
+    assert playbook("cleanup_services", inventory, tmp_path).changed == dict.fromkeys(ALL, 1)
     assert [rules(node) for node in nodes.nodes] == before
-    assert playbook("cleanup-services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)
+    assert playbook("cleanup_services", inventory, tmp_path).changed == dict.fromkeys(ALL, 0)
 
 
 def test_a_node_goes_back_to_what_it_had(inventory: Path, tmp_path: Path) -> None:
@@ -340,7 +343,7 @@ def test_a_node_goes_back_to_what_it_had(inventory: Path, tmp_path: Path) -> Non
     (told,) = (each.result["msg"] for each in nowhere.of("node"))
     assert told.startswith("generation 0000 is not kept here; those that are: ")
     assert {first, second} == set(json.loads("[" + told.partition(" are: ")[2] + "]"))
-    (gathered,) = (each.result for each in playbook("gather-state", inventory, tmp_path, "--limit", "n1").of("node"))
+    (gathered,) = (each.result for each in playbook("gather_state", inventory, tmp_path, "--limit", "n1").of("node"))
     assert set(gathered["kept"]) == {first, second}
 
 
@@ -348,7 +351,7 @@ def test_gathering_says_what_is_there_and_changes_nothing(nodes: Lab, inventory:
     playbook("sync-services", inventory, tmp_path)
     nodes.node("n3").run(["iptables", "-t", "nat", "-F", "KUBE-MARK-MASQ"])
     before = [rules(node) for node in nodes.nodes]
-    run = playbook("gather-state", inventory, tmp_path)
+    run = playbook("gather_state", inventory, tmp_path)
     drift = {each.host: each.result["drift"] for each in run.of("node")}
     assert drift["n3"] == 1
     assert not drift["n1"]

@@ -17,6 +17,7 @@ from tests.lab import Lab
 
 from .control import ControlHost, control_host
 from .play import ROOT, SHOP, Run, playbook
+from .test_rival import kube_proxy
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
 
@@ -122,36 +123,32 @@ def typed(name: str, inventory: Path, work: Path, *words: str, **options: Any) -
 
 def test_a_node_is_prepared_as_the_words_say(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     node = nodes.node("n1")
-    node.run(["sh", "-c", "cp /bin/sleep /usr/local/bin/kube-proxy"])
-    with subprocess.Popen(node.enter(["/usr/local/bin/kube-proxy", "600"])) as process:
-        try:
-            words = ("kube_proxy_manage_packages=false", "kube_proxy_hosts=n1")
-            refused = typed("prepare-nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=false", check=False)
-            assert "kube-proxy runs on n1" in " ".join(refused.output.split())
-            typed("prepare-nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=true")
-            config = tmp_path / "kube-proxy.yaml"
-            config.write_text(
-                "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables}"
-            )
-            typed(
-                "prepare-nodes",
-                inventory,
-                tmp_path,
-                *words,
-                "kube_proxy_allow_running=true",
-                f"kube_proxy_config={config}",
-            )
-            _comment, *modules = node.run(["cat", "/etc/modules-load.d/kube-proxy.conf"]).stdout.splitlines()
-            assert modules == ["nf_conntrack", "nf_tables"]
-        finally:
-            process.kill()
+    with kube_proxy(node):
+        words = ("kube_proxy_manage_packages=false", "kube_proxy_hosts=n1")
+        refused = typed("prepare_nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=false", check=False)
+        assert "kube-proxy runs on n1" in " ".join(refused.output.split())
+        typed("prepare_nodes", inventory, tmp_path, *words, "kube_proxy_allow_running=true")
+        config = tmp_path / "kube-proxy.yaml"
+        config.write_text(
+            "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables}"
+        )
+        typed(
+            "prepare_nodes",
+            inventory,
+            tmp_path,
+            *words,
+            "kube_proxy_allow_running=true",
+            f"kube_proxy_config={config}",
+        )
+        _comment, *modules = node.run(["cat", "/etc/modules-load.d/kube-proxy.conf"]).stdout.splitlines()
+        assert modules == ["nf_conntrack", "nf_tables"]
 
 
 def test_what_runs_at_boot_is_what_the_words_say(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
     node = nodes.node("n1")
 
     def cron(*words: str) -> list[str]:
-        typed("boot-services", inventory, tmp_path, "kube_proxy_hosts=n1", *words)
+        typed("boot_services", inventory, tmp_path, "kube_proxy_hosts=n1", *words)
         lines = node.run(["cat", "/etc/cron.d/akp-restore"]).stdout.splitlines()
         return [line.split(" root ")[0] for line in lines if " root " in line]
 
@@ -162,7 +159,7 @@ def test_what_runs_at_boot_is_what_the_words_say(nodes: Lab, inventory: Path, tm
         assert node.run(["ls", "/usr/local/sbin"]).stdout == "akp-node\n"
     finally:
         words = ("kube_proxy_hosts=n1", "kube_proxy_boot_state=absent", "kube_proxy_install=false")
-        typed("boot-services", inventory, tmp_path, *words)
+        typed("boot_services", inventory, tmp_path, *words)
     assert node.run(["ls", "/usr/local/sbin"]).stdout == "", "nobody else needs the program"
 
 
@@ -179,7 +176,7 @@ def test_a_schedule_is_what_the_words_say(host: ControlHost, tmp_path: Path) -> 
     def script(*words: str, **options: Any) -> str:
         own = ("kube_proxy_dir=", "kube_proxy_schedule_with=cron")
         how: dict[str, Any] = {"environment": host.environment, "prefix": host.command([]), **options}
-        run = typed("schedule-services", inventory, host.home / "play", *own, *words, **how)
+        run = typed("schedule_services", inventory, host.home / "play", *own, *words, **how)
         return run.output if run.code else (host.home / ".akp" / "default" / "schedule" / "run").read_text()
 
     text = script("kube_proxy_schedule_minutes=60", "kube_proxy_schedule_jitter=9", "kube_proxy_schedule_log_keep=0")
@@ -216,10 +213,10 @@ def test_a_run_takes_numbers_and_truths_as_words(nodes: Lab, inventory: Path, tm
     assert "more than 50 %" in " ".join(refused.output.split())
     meant = typed("sync-services", inventory, tmp_path, *words, *lost, "kube_proxy_max_removed_percent=100")
     assert meant.changed == dict.fromkeys(("n1", "n2", "n3"), 1)
-    cleaned = typed("cleanup-services", inventory, tmp_path, "kube_proxy_batches=1,100%")
+    cleaned = typed("cleanup_services", inventory, tmp_path, "kube_proxy_batches=1,100%")
     assert cleaned.changed == dict.fromkeys(("n1", "n2", "n3"), 1)
     assert cleaned.output.count("PLAY [Clean up Services]") == 2
-    for name in ("sync-services", "cleanup-services"):
+    for name in ("sync-services", "cleanup_services"):
         none = " ".join(typed(name, inventory, tmp_path, "kube_proxy_batches=1,ten", check=False).output.split())
         assert "kube_proxy_batches: 'ten' is neither a number of nodes nor a percentage of them" in none
         assert "Unexpected Exception" not in none
@@ -241,7 +238,7 @@ def test_a_publication_is_signed_with_the_keys_that_the_words_name_and_tells_its
 
     def published(keys: str, **options: Any) -> Run:
         words = ("-e", where, "-e", f"kube_proxy_publish_keys='{keys}'")
-        run = playbook("publish-services", inventory, work, *words, **options)
+        run = playbook("publish_services", inventory, work, *words, **options)
         last = list(entries(ledger))[-1]
         assert f"ledger: {ledger}, entry {last['number']}, head {last['hash']}" in run.output
         return run

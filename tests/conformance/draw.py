@@ -114,7 +114,7 @@ class Drawer:
         config = options.draw(self.random, self.mode, nodes[index], self.minor)
         extra = self.extra_addresses(services)
         drawn = Cluster(seed, self.mode, nodes[index]["metadata"]["name"], config, objects, self.minor, extra)
-        if undefined(drawn.objects, self.mode):
+        if undefined(drawn.objects):
             raise AssertionError(f"seed {seed} drew a cluster that kube-proxy itself treats in no fixed way")
         return drawn
 
@@ -282,11 +282,11 @@ class Drawer:
                 spec["healthCheckNodePort"] = self.plan.node_port()
 
     def claim(self, spec: Object, address: str, taken: set[str]) -> bool:
-        """Take an address for all ports of a Service, unless another one has it; iptables mode may share it."""
+        """Take an address for all ports of a Service, unless another one has it: who gets it, chance would decide."""
         if address in taken:
             return True
         free = [self.plan.frontend(address, port["protocol"], port["port"]) for port in spec["ports"]]
-        if all(free) or (self.mode == "iptables" and self.chance(0.3)):
+        if all(free):
             taken.add(address)
             return True
         return False

@@ -26,7 +26,7 @@ SEEDS = {
     "nftables": (73, 97, 2, 273, 10, 292, 282, 179),
     "ipvs": (58, 112, 185, 87),
 }
-# Set by the API server at each creation; nobody reads them.
+# Set by the API server at each creation. Only one of them is read, where Services claim the same, and here none do.
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
 
 

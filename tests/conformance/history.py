@@ -49,10 +49,30 @@ def changes(before: Sequence[Object], after: Sequence[Object]) -> list[Change]:
     return sorted(gone + kept + made, key=lambda change: change.object["kind"] != "Node")
 
 
+def _keep_classes(before: Sequence[Object], after: Sequence[Object]) -> None:
+    """The class of a load balancer stays for as long as the Service is one: the API server refuses another, or none.
+
+    Several changes of one step may have made it something else, and a load balancer again.
+    """
+    old = {key(each): each["spec"] for each in before if each["kind"] == "Service"}
+    for each in after:
+        was = old.get(key(each))
+        if was is None or not was.get("type") == each["spec"].get("type") == "LoadBalancer":
+            continue
+        each["spec"].pop("loadBalancerClass", None)
+        if "loadBalancerClass" in was:
+            each["spec"]["loadBalancerClass"] = was["loadBalancerClass"]
+
+
+class LeftToChance(Exception):
+    """A cluster that no history can start from."""
+
+
 class History:
     def __init__(self, cluster: Cluster) -> None:
         self.random = random.Random(f"history/{cluster.mode}/{cluster.seed}")
         self.cluster = cluster
+        self._begun = False
         self.drawer = Drawer(self.random, cluster.mode, cluster.minor, taken=cluster.objects)
         self.mutations: tuple[Callable[[list[Object]], None], ...] = (
             self.conditions, self.conditions, self.remove_endpoints, self.add_endpoints, self.add_endpoints,
@@ -62,13 +82,20 @@ class History:
         )  # fmt: skip
 
     def step(self) -> Step:
+        """The next step; LeftToChance if the cluster is so that none can follow which says anything."""
         before = list(self.cluster.objects)
+        why = None if self._begun else undefined(before)
+        self._begun = True
+        if why:
+            # Most steps leave what makes it so, and one that does not may never come.
+            raise LeftToChance(f"kube-proxy treats this cluster in no fixed way, so it has no history: {why}")
         while True:
             after = copy.deepcopy(before)
             for mutate in self.random.choices(self.mutations, k=self.random.choice((1, 1, 2, 3, 5))):
                 mutate(after)
+            _keep_classes(before, after)
             made = changes(before, after)
-            if made and not undefined(after, self.cluster.mode):
+            if made and not undefined(after):
                 break
         self.cluster = replace(self.cluster, objects=tuple(after))
         return Step(tuple(made), self.cluster)

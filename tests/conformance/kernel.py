@@ -32,8 +32,8 @@ SYSCTLS = (
 # Rules of many Services, in the order of a hash map.
 MIXED = {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"}
 MIXED_IPVS = {"KUBE-IPVS-OUT-FILTER"}
-# Our own marker; kube-proxy has nothing like it. (In nft it is a table of its own.)
-MARKER = "KUBE-PROXY-GENERATION"
+# Our own marker, a chain; kube-proxy has nothing like it.
+MARKER = re.compile(r"KUBE-PROXY-GEN-[0-9A-F]{13}|ip6? kube-proxy chain gen-[0-9a-f]{64}")
 
 
 IPVS_SYSCTLS = (
@@ -122,7 +122,7 @@ def _iptables(text: str, mode: str) -> Iterator[tuple[str, tuple[str, ...]]]:
             chains[line.split()[1]].append(line)
         elif line == "COMMIT":
             for chain, rules in chains.items():
-                if chain != MARKER:
+                if not MARKER.fullmatch(chain):
                     if mode == "ipvs" and chain in MIXED_IPVS:
                         rules = sorted(rules)  # all of them drop, and none says whose it is
                     elif mode != "ipvs" and chain in MIXED:
@@ -190,7 +190,8 @@ def _nft(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         elif opened:
             name, body = f"{table} {opened.group(1)} {opened.group(2)}", []
         elif line == "}" and name:
-            yield name, tuple(_nft_body(name, body))
+            if not MARKER.fullmatch(name):
+                yield name, tuple(_nft_body(name, body))
             name = ""
         elif line == "}":
             table = ""

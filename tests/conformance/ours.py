@@ -56,15 +56,13 @@ class Renderer:
 
 
 def serve(kubeconfig: str) -> None:
-    from agentless_kube_proxy import backends
     from agentless_kube_proxy.backends.state import State, delta
     from agentless_kube_proxy.bundle.write import write_bundle, write_delta
+    from agentless_kube_proxy.choices import Choices
     from agentless_kube_proxy.cluster.access import Access
     from agentless_kube_proxy.cluster.api import connect
     from agentless_kube_proxy.cluster.record import read_record, snapshot_of
-    from agentless_kube_proxy.proxy.config import parse_config
-    from agentless_kube_proxy.proxy.facts import node_facts
-    from agentless_kube_proxy.proxy.view import ClusterView
+    from agentless_kube_proxy.engine import Engine
 
     last: dict[str, State] = {}
 
@@ -74,12 +72,9 @@ def serve(kubeconfig: str) -> None:
         snapshot_file = Path(request["snapshot"])
         record.write(snapshot_file)
         snapshot = snapshot_of(read_record(snapshot_file))
-        node = snapshot.node(request["node"])
-        if node is None:
-            return {"error": f"no Node {request['node']} in the snapshot"}
-        config = parse_config(json.loads(Path(request["config"]).read_text()))
-        facts = node_facts(node, json.loads(Path(request["facts"]).read_text()))
-        state = backends.renderer(config, request["compat"]).state(ClusterView(snapshot, config).node_view(facts))
+        engine = Engine(Choices.of({"config": request["config"], "compat": request["compat"]}))
+        engine.update(snapshot)
+        state = engine.state(request["node"], json.loads(Path(request["facts"]).read_text()))
         output, base = Path(request["output"]), last.get(request["node"])
         last[request["node"]] = state
         change = delta(base, state) if base is not None and request["kind"] == "delta" else None

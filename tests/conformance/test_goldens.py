@@ -68,8 +68,11 @@ def test_recorded(golden: Path, namespace: str, tmp_path: Path) -> None:
 def test_recorded_ipvs(golden: Path, namespace: str) -> None:
     """Sets and rules in this kernel; virtual servers, which it may not have, as the text that ipvsadm would print."""
     bundle = rendered(golden)
-    netns.run(namespace, "ipset", "restore", stdin=(bundle / "ipset.rules").read_text())
-    texts = {"ipset.txt": netns.run(namespace, "ipset", "save"), "ipvs.txt": (bundle / "ipvs.rules").read_text()}
+    sets, servers = (
+        "".join(file.read_text() for file in sorted(bundle.glob(f"{tool}-*"))) for tool in ("ipset", "ipvs")
+    )
+    netns.run(namespace, "ipset", "restore", stdin=sets)
+    texts = {"ipset.txt": netns.run(namespace, "ipset", "save"), "ipvs.txt": servers}
     virtual: list[str] = []  # rules that need ip_vs
     for tool in ("iptables", "ip6tables"):
         rules = (bundle / f"{tool}.rules").read_text().splitlines(keepends=True)

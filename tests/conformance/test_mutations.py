@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import netns
+from tests.node.bundles import grouped
 
 from . import goldens, kernel
 from .side import Namespace
@@ -96,46 +97,51 @@ NFTABLES: dict[str, Mutate] = {
     "a rule twice": change(r"^(add rule ip kube-proxy masquerading .*\n)", r"\1\1"),
     "a set is missing its comment": change(r' ?comment "service hairpin connections" ;', ""),
 }
-FILES = {"iptables": ("iptables.rules", IPTABLES), "nftables": ("nftables.nft", NFTABLES)}
+MUTATIONS = {"iptables": IPTABLES, "nftables": NFTABLES}
 
 
-def load(namespace: str, bundle: Path, file: str, text: str) -> None:
+def rules_of(bundle: Path, tool: str) -> str:
+    """The rules of all files of a tool, as a node loads them."""
+    texts = [file.read_text() for file in sorted(bundle.glob(f"{tool}-*"))]
+    return "".join(texts) if tool == "nftables" else grouped(texts)
+
+
+def load(namespace: str, bundle: Path, mode: str, text: str) -> None:
     """Load a bundle's rules without the node program, which would refuse what was tampered with."""
     counters = bundle / "nfacct.rules"
     for counter in counters.read_text().split() if counters.exists() else ():
         netns.run(namespace, "nfacct", "add", counter)
-    if file == "nftables.nft":
+    if mode == "nftables":
         netns.run(namespace, "nft", "-f", "-", stdin=text)
         return
     netns.run(namespace, "iptables-restore", "--noflush", stdin=text)
-    netns.run(namespace, "ip6tables-restore", "--noflush", stdin=(bundle / "ip6tables.rules").read_text())
+    netns.run(namespace, "ip6tables-restore", "--noflush", stdin=rules_of(bundle, "ip6tables"))
 
 
-@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode, (_, known) in FILES.items() for name in known])
+@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode, known in MUTATIONS.items() for name in known])
 def test_mutation_is_seen(mode: str, name: str, namespace: str) -> None:
-    file, mutations = FILES[mode]
     for golden in recorded(mode):
         bundle = rendered(golden)
-        text = (bundle / file).read_text()
-        mutated = mutations[name](text)
+        text = rules_of(bundle, mode)
+        mutated = MUTATIONS[mode][name](text)
         if mutated != text:
             break
     else:
         raise AssertionError(f"no golden of {mode} mode has anything that this mutation changes")
     expected = goldens.load((golden / "kernel.txt").read_text())
-    load(namespace, bundle, file, mutated)
+    load(namespace, bundle, mode, mutated)
     found = kernel.differences(
         _rules(expected), _rules(kernel.canonical(kernel.read(Namespace(namespace), mode), mode))
     )
     assert found, f"{golden.name}: nobody noticed"
 
 
-@pytest.mark.parametrize("golden", recorded(*FILES), ids=lambda path: path.name)
+@pytest.mark.parametrize("golden", recorded(*MUTATIONS), ids=lambda path: path.name)
 def test_nothing_is_seen_without_mutation(golden: Path, namespace: str) -> None:
     """Loaded in the same way, unchanged rules equal their golden: what the mutations show is due to them alone."""
     mode = golden.name.partition("-")[0]
-    bundle, file = rendered(golden), FILES[mode][0]
-    load(namespace, bundle, file, (bundle / file).read_text())
+    bundle = rendered(golden)
+    load(namespace, bundle, mode, rules_of(bundle, mode))
     expected = goldens.load((golden / "kernel.txt").read_text())
     assert not kernel.differences(
         _rules(expected), _rules(kernel.canonical(kernel.read(Namespace(namespace), mode), mode))
@@ -160,7 +166,7 @@ def test_the_programs_refuse_a_mutation(namespace: str, tmp_path: Path) -> None:
     golden = recorded("iptables")[0]
     bundle = tmp_path / "bundle"
     subprocess.run(["cp", "-r", str(rendered(golden)), str(bundle)], check=True)
-    rules = bundle / FILES[golden.name.partition("-")[0]][0]
+    rules = bundle / "iptables-1-endpoints.rules"
     rules.write_text(rules.read_text() + "# one line more\n")
     argv = ["env", f"AKP_STATE={tmp_path}/state", "sh", f"{bundle}/akp-node", "apply", f"{bundle}"]
     done = subprocess.run(netns.command(namespace, argv), capture_output=True, text=True)

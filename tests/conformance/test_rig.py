@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from . import draw, goldens, kernel, packets
 from .coverage import features
 from .draw import Cluster
-from .history import History, changes, key
+from .history import History, LeftToChance, changes, key
 from .shrink import Shrinker, shrink_step
 from .undefined import undefined
 
@@ -51,7 +52,44 @@ def test_nothing_is_drawn_that_kube_proxy_treats_in_no_fixed_way(mode: str) -> N
     for seed in range(40):
         history = History(draw.cluster(seed, mode))
         for _ in range(3):
-            assert undefined(history.step().after.objects, mode) is None
+            assert undefined(history.step().after.objects) is None
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    ports = [{"port": 80, "protocol": "TCP"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "shop", "name": name},
+        "spec": {"type": "ClusterIP", "ports": ports, **spec},
+    }
+
+
+def test_a_cluster_that_is_left_to_chance_has_no_history_and_says_why() -> None:
+    drawn = draw.cluster(7, "iptables")
+    claims = (service("a", externalIPs=["203.0.113.7"]), service("b", externalIPs=["203.0.113.7"]))
+    with pytest.raises(LeftToChance, match=r"no history: \('shop', 'b'\) and \('shop', 'a'\) claim"):
+        History(dataclasses.replace(drawn, objects=(*drawn.objects, *claims))).step()
+
+
+def test_a_service_that_is_a_name_claims_nothing() -> None:
+    named = service("a", type="ExternalName", externalName="example.com", externalIPs=["203.0.113.7"])
+    assert undefined([named, service("b", externalIPs=["203.0.113.7"])]) is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_class_of_a_load_balancer_never_changes(mode: str) -> None:
+    seen = 0
+    for seed in range(12):
+        history = History(draw.cluster(seed, mode))
+        for _ in range(4):
+            before = {key(each): each["spec"] for each in history.cluster.of("Service")}
+            for each in history.step().after.of("Service"):
+                was = before.get(key(each))
+                if was and was["type"] == each["spec"]["type"] == "LoadBalancer":
+                    seen += "loadBalancerClass" in was
+                    assert each["spec"].get("loadBalancerClass") == was.get("loadBalancerClass")
+    assert seen
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -94,7 +94,7 @@ def sync(
 def test_slices_that_share_nothing_but_the_api_server_see_the_same_cluster(
     plane: ControlPlane, lab: Lab, inventory: Path, tmp_path: Path
 ) -> None:
-    taken = sync(plane, inventory, tmp_path / "first", name="snapshot-services")
+    taken = sync(plane, inventory, tmp_path / "first", name="snapshot_services")
     (read,) = taken.of("snapshot")
     pinned = {
         "kube_proxy_resource_version": read.result["resource_version"],

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.controlplane import OWN, ControlPlane, binaries
-from tests.lab.program import PROGRAM
+from tests.lab.program import PROGRAM, PROGRAMS
 
 from . import kernel, packets
 from .draw import Cluster
@@ -58,6 +58,7 @@ class Twin:
         self._renderer = Renderer(self.plane.namespace, self.plane.kubeconfig(self.folder / "akp.kubeconfig", "akp"))
         self._proxy: KubeProxy | None = None
         self._applied = 0
+        self._large = False  # whether a cluster since the last full sync was
         # A kube-proxy that begins before it knows its node's zone keeps to that until all is synced again.
         self._first = True
 
@@ -71,7 +72,7 @@ class Twin:
 
     def start(self, cluster: Cluster) -> None:
         """Load the cluster, start kube-proxy in a virgin namespace, wait until it is done."""
-        self._applied, self._first = 0, True
+        self._applied, self._first, self._large = 0, True, False
         self.plane.load([*cluster.objects, *self.sentinel.objects()])
         interface = cluster.config.get("detectLocal", {}).get("bridgeInterface", "veth0")
         for side in (self.real, self.ours):
@@ -141,7 +142,8 @@ class Twin:
             compat=self.compat, output=str(bundle),
         )  # fmt: skip
         state = f"AKP_STATE={self.folder}/state"
-        apply = ["env", state, "sh", str(PROGRAM), "apply", str(bundle)]
+        mode = json.loads((bundle / "manifest.json").read_text())["mode"]
+        apply = ["env", state, "sh", str(PROGRAMS[mode]), "apply", str(bundle)]
         self._run(self.ours.command(apply))
 
     def _run(self, argv: Sequence[str]) -> str:
@@ -154,6 +156,7 @@ class Twin:
 
     def compare(self, cluster: Cluster, patience: int = 3) -> Comparison:
         """Apply our side and compare; kube-proxy gets a few more syncs to catch up with us."""
+        self._large = self._large or cluster.large
         result = self._compare_now(cluster)
         for attempt in range(patience):
             if not result.differences:
@@ -161,8 +164,9 @@ class Twin:
             time.sleep(0.4 * (attempt + 1))
             self.catch_up(cluster)
             result = self._compare_now(cluster)
-        if result.differences and (self._first or _needs_full_sync(cluster, result.differences)):
+        if result.differences and (self._first or _needs_full_sync(cluster, result.differences, large=self._large)):
             self.restart_proxy(cluster)
+            self._large = cluster.large
             result = self._compare_now(cluster)
         self._first = False
         return result
@@ -182,20 +186,20 @@ class Twin:
             side.forward()
         return asyncio.run(packets.compare(cluster, real, ours))
 
-    @staticmethod
-    def _differences(cluster: Cluster, real: kernel.State, ours: kernel.State) -> list[kernel.Difference]:
+    def _differences(self, cluster: Cluster, real: kernel.State, ours: kernel.State) -> list[kernel.Difference]:
         found = kernel.differences(real, ours)
-        if found and (cluster.mode == "nftables" or cluster.large):
+        if found and (cluster.mode == "nftables" or self._large):
             leftovers = kernel.leftovers(real)
             found = [each for each in found if each.ours is not None or each.name not in leftovers]
         return found
 
 
-def _needs_full_sync(cluster: Cluster, found: Sequence[kernel.Difference]) -> bool:
+def _needs_full_sync(cluster: Cluster, found: Sequence[kernel.Difference], *, large: bool) -> bool:
     """Whether kube-proxy may be right only after a full sync, which it does an hour later or never.
 
-    Crossing 1,000 endpoints changes the comments of all rules, but only those of changed Services are rewritten.
+    Crossing 1,000 endpoints, up or down, changes the comments of all rules, but only those of changed Services are
+    rewritten: until the next full sync the others are those of a cluster that was large, or was not.
     In nftables mode ServiceCIDRs that arrive after the first sync wait for the next full one.
     """
     late_cidrs = cluster.mode == "nftables" and all(each.name.endswith(" cluster-ips-check") for each in found)
-    return cluster.large or late_cidrs
+    return large or late_cidrs

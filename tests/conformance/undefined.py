@@ -10,10 +10,10 @@ from typing import Any
 Object = dict[str, Any]
 
 
-def undefined(objects: Iterable[Object], mode: str) -> str | None:
+def undefined(objects: Iterable[Object]) -> str | None:
     """Why a live kube-proxy's result is left to chance for these objects; None when it is not."""
     objects = list(objects)
-    return _ambiguous_endpoint(objects) or (None if mode == "iptables" else _contested_frontend(objects))
+    return _ambiguous_endpoint(objects) or _contested_frontend(objects)
 
 
 def parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -55,7 +55,7 @@ def _terminating(endpoint: Object) -> bool:
 
 
 def _contested_frontend(objects: list[Object]) -> str | None:
-    """Two Services that claim one destination: outside iptables mode the last one that was looked at has it."""
+    """Two Services that claim one destination: the last one that was looked at has it, or the first one written."""
     owners: dict[tuple[object, ...], tuple[str, str]] = {}
     for obj in objects:
         if obj["kind"] == "Service":
@@ -68,6 +68,8 @@ def _contested_frontend(objects: list[Object]) -> str | None:
 
 def frontends(service: Object) -> Iterator[tuple[object, ...]]:
     spec = service["spec"]
+    if spec.get("type") == "ExternalName":
+        return  # a name in DNS and nothing else, whatever its other fields say
     addresses = [a for a in spec.get("clusterIPs", []) if a != "None"] + spec.get("externalIPs", [])
     addresses += [i["ip"] for i in service.get("status", {}).get("loadBalancer", {}).get("ingress", []) if i.get("ip")]
     for port in spec.get("ports", []):

@@ -50,7 +50,7 @@ class Cluster:
         for name, where in (("client-1", "n1"), ("client-3", "n3")):
             lab.add_pod(name, where)
         lab.node("n3").use_iptables("legacy")
-        self._facts = {each.name: each.akp(PROGRAM.parent, "facts") for each in lab.nodes}
+        self.facts = {each.name: each.akp(PROGRAM.parent, "facts") for each in lab.nodes}
 
     def place(self, name: str) -> Place:
         """A pod, a node or outside."""
@@ -72,7 +72,7 @@ class Cluster:
         def one(at: Node) -> dict[str, Any]:
             known = read.node(at.name)
             assert known is not None
-            state = renderer.state(cluster.node_view(node_facts(known, self._facts[at.name])))
+            state = renderer.state(cluster.node_view(node_facts(known, self.facts[at.name])))
             bundle = Path(tempfile.mkdtemp(prefix=f"{at.name}-", dir=self._directory)) / at.name
             write_bundle(state, bundle)
             return at.apply(bundle)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.lab.program import PROGRAM
 from tests.node.host import Host
-from tests.unit.build import Object, dual_stack, port, render, service, slice_of
+from tests.unit.build import Object, dual_stack, file, port, render, service, slice_of
 from tests.unit.clusters import CONFIGS, clusters
 
 RESTORE = {"IPv4": "iptables.rules", "IPv6": "ip6tables.rules"}
@@ -44,7 +43,7 @@ def wanted(state: State) -> Tables:
     rules: Tables = {}
     for family, name in RESTORE.items():
         table = ""
-        for line in dict(backends.files(state))[name].splitlines():
+        for line in file(state, name).splitlines():
             if line.startswith("*"):
                 table = line[1:]
             elif line.startswith(":"):
@@ -184,7 +183,7 @@ def test_a_large_cluster_without_comments(hosts: Hosts) -> None:
 
 def test_the_longest_names_there_can_be(hosts: Hosts) -> None:
     ports = [port(65535, "p" * 63, protocol, nodePort=32767) for protocol in ("TCP", "UDP", "SCTP")]
-    addresses = ("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ff01", "255.255.255.254")
+    addresses = ("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ff01", "255.255.254.254")
     long = dual_stack(
         "s" * 63,
         "n" * 63,
@@ -202,7 +201,7 @@ def test_the_longest_names_there_can_be(hosts: Hosts) -> None:
         for index, address in enumerate(addresses)
     ]
     state = render(long, *slices, **NO_SYSCTLS)
-    longest = max(re.findall(r'--comment "([^"]*)"', dict(backends.files(state))["ip6tables.rules"]), key=len)
+    longest = max(re.findall(r'--comment "([^"]*)"', file(state, "ip6tables.rules")), key=len)
     assert len(longest) > 240
     assert_applied(hosts, hosts.new(), state)
 

@@ -62,9 +62,9 @@ setsid /usr/sbin/sshd -f /etc/ssh/escape_config </dev/null >/dev/null 2>&1
 
 # What the node can write, and what of it may change: the state directory; sshd and sudo note logins.
 _TREES = "/etc /root /usr/local /var /tmp /run"
-_MAY_CHANGE = "/var/lib/akp /run/sshd /run/sudo /var/lib/sudo /var/log /run/xtables.lock /run/utmp"
+_MAY_CHANGE = "/var/lib/akp /run/akp /run/sshd /run/sudo /var/lib/sudo /var/log /run/xtables.lock /run/utmp"
 # Of these only what is in them counts: a file that came and went is none.
-_DIRECTORIES = "/tmp /run /var/lib"
+_DIRECTORIES = "/tmp /run /run/akp /var/lib"
 
 
 @dataclass

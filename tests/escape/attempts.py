@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentless_kube_proxy.bundle.archive import archive
-from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
+from agentless_kube_proxy.bundle.manifest import manifest_text
 
 from .account import Account
 
@@ -103,6 +103,9 @@ for name, text in {
     "a function of the program as a verb": "akp-node make_work",
     "`rollback` to a path": "akp-node rollback ../../etc",
     "`rollback` to a pattern for sed": "akp-node rollback .*",
+    "`show` of a path": "akp-node show ../../etc",
+    "`show` of a pattern": "akp-node show .*",
+    "`release`, which akp-pull calls": "akp-node release akp-bait",
     "`status` with an operand": "akp-node status x",
     "`facts` with an option": "akp-node facts --verify",
     "an unknown option": "akp-node status --exec",
@@ -126,6 +129,8 @@ for name, variable, value in (
     ("a script for every shell", "ENV", "/tmp/akp-bait/rc"),
     ("a script for every bash", "BASH_ENV", "/tmp/akp-bait/rc"),
     ("other programs", "PATH", "/tmp/akp-bait"),
+    ("other programs of the node program", "AKP_PATH", "/tmp/akp-bait"),
+    ("another work directory", "AKP_RUN", "/etc/akp-escape"),
     ("another separator", "IFS", "k"),
     ("another place for files", "TMPDIR", "/etc"),
     ("another lock", "XTABLES_LOCKFILE", "/etc/akp-escape"),
@@ -135,7 +140,7 @@ for name, variable, value in (
     ("another sudo prompt", "SUDO_ASKPASS", "/tmp/akp-bait/x"),
 ):
     _client(
-        "environment", f"{name}: `{variable}`", "akp-node", "status" if variable in ("PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR", "LD_PRELOAD") else "drain",
+        "environment", f"{name}: `{variable}`", "akp-node", "status" if variable in ("PATH", "AKP_PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR", "LD_PRELOAD") else "drain",
         options=("-o", f'SetEnv="{variable}={value}"'),
     )  # fmt: skip
 
@@ -202,33 +207,35 @@ def _parts(*parts: tuple[str, bytes], end: bytes = b"==\n") -> bytes:
     return gzip.compress(text + end)
 
 
+_FIELDS = {"kind": "Bundle", "node": "n1", "mode": "iptables", "compat": "1.37", "generation": "0" * 64, "services": 0, "servicePorts": 0, "endpoints": 0}  # fmt: skip
+
+
+def _sealed(fields: dict[str, object], files: dict[str, bytes]) -> bytes:
+    """A bundle whose digests all fit."""
+    return archive([("manifest.json", manifest_text(fields, [*files.items()]).encode()), *files.items()])
+
+
 def _bundle(**files: bytes) -> bytes:
-    """A bundle whose digests all fit, with files that no bundle has."""
-    named = {name.replace("__", "."): content for name, content in files.items()}
-    fields = {"kind": "Bundle", "node": "n1", "mode": "iptables", "compat": "1.37", "generation": "0" * 64}
-    manifest = manifest_text({**fields, "files": {name: sha256(content) for name, content in named.items()}})
-    return archive([("manifest.json", manifest.encode()), *named.items()])
+    """One with files that no bundle has."""
+    return _sealed(_FIELDS, {name.replace("__", ".").replace("_", "-"): content for name, content in files.items()})
 
 
 def _listed(name: str) -> bytes:
     """A manifest that lists a file by a path."""
-    fields = {"kind": "Bundle", "node": "n1", "mode": "iptables", "compat": "1.37", "generation": "0" * 64}
-    return archive([("manifest.json", manifest_text({**fields, "files": {name: sha256(b"x\n")}}).encode())])
+    return archive([("manifest.json", manifest_text(_FIELDS, [(name, b"x\n")]).encode())])
 
 
 def _values(**values: str) -> bytes:
-    fields = {"kind": "Bundle", "node": "n1", "mode": "iptables", "compat": "1.37", "generation": "0" * 64, **values}
-    return archive(
-        [
-            ("manifest.json", manifest_text({**fields, "files": {"iptables.rules": sha256(b"")}}).encode()),
-            ("iptables.rules", b""),
-        ]
-    )
+    return _sealed({**_FIELDS, **values}, {"iptables-1-endpoints.rules": b""})
 
 
 _TAR = tarfile
 _RULES = b"*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n"
 _MARK = b"touch /tmp/escaped\n"
+_SEP = b"KUBE-SEP-AAAAAAAAAAAAAAAA"
+_LOOPBACK = b"*nat\n:%b - [0:0]\n-A %b -p tcp -m tcp -j DNAT --to-destination 127.0.0.1:22\nCOMMIT\n" % (_SEP, _SEP)
+_LOOPBACK_VIP = b'*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -d 127.0.0.1/32 -p tcp -m comment --comment "x" -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA\nCOMMIT\n'
+_OPENED = b'*filter\n:KUBE-NODEPORTS - [0:0]\n-A KUBE-NODEPORTS -p tcp -m comment --comment "a/b health check node port" -m tcp --dport 22 -j ACCEPT\nCOMMIT\n'
 for _name, _make in {
     "nothing": lambda: b"",
     "text": lambda: b"hello\n",
@@ -257,7 +264,7 @@ for _name, _make in {
     "a count of lines beyond all bounds": lambda: gzip.compress(b"== manifest.json 99999999999999999999\n{}\n"),
     "a negative count": lambda: gzip.compress(b"== manifest.json -1\n{}\n==\n"),
     "more after the end": lambda: _parts(("manifest.json", b"{}\n"), end=b"==\n== x 1\ntouch /tmp/escaped\n"),
-    "no manifest": lambda: _parts(("iptables.rules", _RULES)),
+    "no manifest": lambda: _parts(("iptables-1-endpoints.rules", _RULES)),
     "a gzip bomb of lines": lambda: _bomb(b"x" * 999 + b"\n", b"== manifest.json 99999999\n"),
     "a gzip bomb of one line": lambda: _bomb(b"x" * 1000, b"== manifest.json 1\n"),
     "a manifest that lists `..`": lambda: _listed("../../../etc/shadow"),
@@ -268,13 +275,20 @@ for _name, _make in {
     "a mode that is a function": lambda: _values(mode="undo"),
     "a node that is a command": lambda: _values(node="$(touch /tmp/escaped)", generation="x"),
     "a generation that is a path": lambda: _values(generation="../../../etc"),
-    "rules of a foreign chain": lambda: _bundle(iptables__rules=_RULES),
+    "rules of a foreign chain": lambda: _bundle(iptables_1_endpoints__rules=_RULES),
     "rules with a command in a comment": lambda: _bundle(
-        iptables__rules=b'*filter\n# $(touch /tmp/escaped)\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m comment --comment "`touch /tmp/escaped`" -j DROP\nCOMMIT\n'
+        iptables_1_endpoints__rules=b'*filter\n# $(touch /tmp/escaped)\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m comment --comment "`touch /tmp/escaped`" -j DROP\nCOMMIT\n'
     ),
-    "another program in the bundle": lambda: _bundle(**{"akp-node": b"#!/bin/sh\n" + _MARK, "iptables__rules": _RULES}),
+    "another program in the bundle": lambda: _bundle(
+        **{"akp-node": b"#!/bin/sh\n" + _MARK, "iptables_3_frontends__rules": _RULES}
+    ),
     "a sysctl that names a program": lambda: _bundle(sysctls__conf=b"kernel.core_pattern = |/tmp/escaped\n"),
     "a sysctl by a path": lambda: _bundle(sysctls__conf=b"../../tmp/escaped = 1\n"),
+    "endpoints on the node's loopback": lambda: _bundle(iptables_1_endpoints__rules=_LOOPBACK),
+    "a frontend on the node's loopback": lambda: _bundle(iptables_2_dispatch__rules=_LOOPBACK_VIP),
+    "a port of the node opened": lambda: _bundle(iptables_3_frontends__rules=_OPENED),
+    "a file that no table names": lambda: _bundle(iptables_9__rules=_RULES),
+    "a null byte in a line": lambda: _sealed(_FIELDS, {"sysctls.conf": b"net.ipv4.ip_forward = 1\0\n"}),
     "a socket unit in the health file": lambda: _bundle(
         health__conf=b"listen ipv4 0.0.0.0\n[Service]\nExecStart=touch /tmp/escaped\n"
     ),

@@ -41,7 +41,7 @@ def outcome(code: int, said: bytes) -> str:
 
 
 def test_the_account_can_do_what_it_is_for(account: Account) -> None:
-    for words in ("ask --known x", "status --verify", "facts", "cleanup --dry-run --services", "drain"):
+    for words in ("ask --known x", "status --verify", "facts", "cleanup --dry-run", "drain"):
         done = account.says(f"akp-node {words}")
         assert done.returncode == 0, done
         assert json.loads(done.stdout.splitlines()[-1])["ok"] is True

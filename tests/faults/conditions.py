@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agentless_kube_proxy.bundle.publish import Publication, Terms
 from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.publish.store import Publication, Terms
 
 from tests.faults.inject import Fault, changes_something
 from tests.faults.site import Site, objects
@@ -57,7 +57,7 @@ def disks(site: Site) -> Iterator[Finding]:
     for spare in (0, 4, 8, 16, 32, 128):
         mount = (
             f"rm -rf {copy}; cp -a {state} {copy}; mount -t tmpfs -o size=2m none {state}; cp -a {copy}/. {state}/; "
-            f'for kept in {state}/bundles/*; do grep -q "${{kept##*/}}" {state}/applied || rm -rf "$kept"; done; '
+            f'for kept in {state}/bundles/*; do grep -q "${{kept##*/}}" {state}/record || rm -rf "$kept"; done; '
             f"dd if=/dev/zero of={state}/other bs=1k 2>/dev/null; truncate -s -{spare}k {state}/other; "
             'exec "$@"'
         )
@@ -173,7 +173,7 @@ def push_and_pull(site: Site, rounds: int = 6) -> Iterator[Finding]:
             sign_bundle(site.bundles[move.new], key, release=push)
             fault = Fault("kill-after", 20 + 10 * number) if number % 2 else None
             with ThreadPoolExecutor(1) as pool:
-                rival = pool.submit(site.host.akp, "pull")
+                rival = pool.submit(site.pull)
                 result = site.run(*move.arguments, fault=fault)
             yield _both(site, move, "push and pull", f"round {number}", result)
             # 2: what was published is older than what was pushed.

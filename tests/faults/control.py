@@ -43,6 +43,11 @@ steps=${{AKP_RECORD%/*}}
 n=1
 while ! mkdir "$steps/step.$n" 2>/dev/null; do n=$((n + 1)); done
 read -r step what <"$steps/fault"
+# Nodes are served side by side: the first confirmation comes when all of them have the change.
+[ "$step" != confirm ] || case $* in
+    *" apply "*) {real} "$@"; code=$?; : >"$steps/applied.$n"; exit "$code" ;;
+    *" confirm "*) while [ "$(ls "$steps" | grep -c '^applied')" -lt {nodes} ]; do sleep 0.1; done; step=$n ;;
+esac
 [ "$n" = "$step" ] || exec {real} "$@"
 : >"$steps/fired"
 everything() {{ grep -lz "^AKP_RECORD=$AKP_RECORD" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3 | grep -vx $$; }}
@@ -86,7 +91,7 @@ class ControlHost:
         """With our nodes, and with our ssh."""
         content = yaml.safe_load(inventory.read_text())
         ssh = self.work / "ssh"
-        ssh.write_text(_SSH.format(real=self.lab.state / "ssh"))
+        ssh.write_text(_SSH.format(real=self.lab.state / "ssh", nodes=len(self.nodes)))
         ssh.chmod(0o755)
         hosts = content["nodes"]["hosts"]
         content["nodes"]["hosts"] = {node.name: hosts[node.name] for node in self.nodes}

@@ -16,7 +16,8 @@ from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.faults.inject import Fault, Steps
 from tests.faults.views import Views, iptables_views, nftables_views
-from tests.node.host import Host, Result
+from tests.lab.program import PROGRAMS, PULL
+from tests.node.host import Host, Result, program_of, with_path
 from tests.node.nftables import NO_SYSCTLS
 from tests.node.signing import allow, etc_of
 from tests.unit.build import Object, dual_stack, endpoint, node, port, render, service, slice_of
@@ -59,7 +60,7 @@ class Site:
 
     def __init__(self, directory: Path, mode: str = "iptables", flavour: str = "nft", shell: str = "dash") -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.host = Host(directory, flavour, shell)
+        self.host = Host(directory, flavour, shell, "iptables" if mode == "switch" else mode)
         self.mode = mode
         self.steps = Steps(directory / "steps")
         modes = {"A": "iptables", "B": "nftables"} if mode == "switch" else {"A": mode, "B": mode}
@@ -171,16 +172,20 @@ class Site:
         """Run the program with every tool a step, in a process group of its own."""
         shell = ["busybox", "ash"] if self.host.shell == "busybox" else ["dash"]
         grouped = ["sh", "-c", 'AKP_FAULT_GROUP=$$; export AKP_FAULT_GROUP; exec "$@"', "sh"]
-        program = self.bundles["A"] / "akp-node"
+        program = next(filter(None, map(program_of, map(Path, arguments))), PROGRAMS[self.host.mode])
         done = subprocess.run(
             ["/usr/sbin/ip", "netns", "exec", self.host.name, *grouped, *prefix, *shell, program, *arguments],
-            env=self.host.environment | {"AKP_CHUNK": "20"} | self.steps.environment(fault) | env,
+            env=with_path(self.host.environment | {"AKP_CHUNK": "20"} | self.steps.environment(fault) | env),
             capture_output=True,
             text=True,
             check=False,
             start_new_session=True,
         )
         return Result(done.returncode, done.stdout, done.stderr)
+
+    def pull(self) -> Result:
+        """What a timer runs on the node."""
+        return self.host.akp(program=PULL, AKP_NODE_PROGRAM=str(PROGRAMS[self.host.mode]))
 
     @contextlib.contextmanager
     def trusting(self, key: Path, settings: str) -> Iterator[None]:

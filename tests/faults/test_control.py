@@ -18,10 +18,10 @@ def test_a_control_host_that_dies_before_it_confirms(make_lab: Callable[..., Lab
     host = ControlHost(make_lab(), tmp_path / "control", "iptables-nft")
     host.sync(other(host.current))
     host.current = other(host.current)
-    first_confirmation = host.commands - len(host.nodes) + 1
     for alone in (False, True):
         new = other(host.current)
-        run = host.sync(new, f"{first_confirmation} host-before", confirm_within=5 if alone else 60, check=False)
+        # Long enough to look at the nodes before they go back.
+        run = host.sync(new, "confirm host-before", confirm_within=20 if alone else 60, check=False)
         assert (host.fired, run.code) == (True, -9)
         assert all(host.view(node) == view for node, view in zip(host.nodes, host.views[new], strict=True))
         assert host.examine(new, "kill-control host", "the first confirmation", alone=alone).trouble == []

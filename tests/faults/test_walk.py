@@ -57,7 +57,7 @@ def test_a_tool_that_fails_once_the_new_state_is_in_force_leaves_nothing_of_the_
     calls = site.steps.taken()
     site.current = move.new
     switch = next(i for i, call in enumerate(calls, 1) if call.startswith("nft -f") and call.endswith("/nft/switch"))
-    recorded = next(i for i, call in enumerate(calls, 1) if call.startswith("mv") and call.endswith("/applied"))
+    recorded = next(i for i, call in enumerate(calls, 1) if call.startswith("mv") and call.endswith("/record"))
     for step in range(switch + 1, recorded):
         move = prepare(site, "apply")
         result = site.run(*move.arguments, fault=Fault("failed", step))
@@ -85,10 +85,10 @@ def test_a_record_that_was_not_finished_is_finished_by_the_next_run(site: Site) 
     site.run(*move.arguments)
     calls = site.steps.taken()
     site.current = move.new
-    written = next(i for i, call in enumerate(calls, 1) if call.startswith("mv") and call.endswith("/applied"))
+    written = next(i for i, call in enumerate(calls, 1) if call.startswith("mv") and call.endswith("/record"))
     move = prepare(site, "apply")
     result = site.run(*move.arguments, fault=Fault("kill-after", written))
-    assert site.steps.fired.endswith("/applied")
+    assert site.steps.fired.endswith("/record")
     assert examine(site, move, "kill-after", "the record", result).trouble == []
 
 

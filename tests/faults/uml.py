@@ -15,11 +15,12 @@ from tests.faults.site import NOTHING, Site
 from tests.faults.views import Views, iptables_views, member_views
 from tests.faults.walk import Finding, examine, prepare
 from tests.lab import Lab, Node
-from tests.lab.program import PROGRAM
-from tests.node.host import Result
+from tests.lab.program import PROGRAMS, PULL
+from tests.node.host import Result, with_path
 from tests.node.ipvs import World, kernel_of
 from tests.node.signing import allow
 
+PROGRAM = PROGRAMS["ipvs"]
 LOG = "/var/tmp/akp-steps"
 SESSION = "/var/tmp/akp-session"
 EMPTY = (
@@ -135,7 +136,11 @@ class LabSite(Site):
     ) -> Result:
         grouped = ["setsid", "-w", "sh", "-c", 'AKP_FAULT_GROUP=$$; export AKP_FAULT_GROUP; exec "$@"', "sh"]
         argv = [*grouped, *prefix, "sh", str(PROGRAM), *map(str, arguments)]
-        done = self.world.node.run(argv, check=False, env=self.steps.environment(fault) | env)
+        done = self.world.node.run(argv, check=False, env=with_path(self.steps.environment(fault) | env))
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def pull(self) -> Result:
+        done = self.world.node.run(["sh", str(PULL)], check=False, env={"AKP_NODE_PROGRAM": str(PROGRAM)})
         return Result(done.returncode, done.stdout, done.stderr)
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ import yaml
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 80, 65535, 65536, 2**31, 2**63, 2**64, 10**40, 1.5, -0.0, 1e308, float("inf"), float("nan")),
     *("", " ", "x", "a" * 300, "0", "-1", "true", "null", "None", "é", "\u2028", "\x00", "\ud800", "a\nb", "../x", "$(id)", "%s", "{}"),
+    *("6.².0", "\x1b[2J", "\u009b1m\u202e", "{{ 7 * 7 }}", "-oProxyCommand=id", "9" * 5000, 10**4000, "a" * 30_000, "applied", "program", "full"),
     *("10.96.0.1", "10.96.0.256", "10.96.0.1/33", "010.0.0.1", "1.2.3", "::", "::ffff:1.2.3.4", "fe80::1%eth0", "0.0.0.0/0", "::/0"),
     *("TCP", "tcp", "IPv4", "IPv6", "IPv5", "Local", "Cluster", "LoadBalancer", "NodePort", "ExternalName", "ClientIP", "None"),
     *("1s", "1h1m", "-1s", "1e9h", "9" * 400 + "s", "nftables", "ipvs", "userspace", "primary", "all", "localhost"),

@@ -15,17 +15,19 @@ from agentless_kube_proxy.bundle.manifest import FILE, SERVICES_FILE
 from agentless_kube_proxy.bundle.program import PROGRAM
 from agentless_kube_proxy.bundle.release import InvalidRelease, parse_release, split
 from agentless_kube_proxy.bundle.write import write_bundle
-from agentless_kube_proxy.cli.render import gathered_facts, read_config
-from agentless_kube_proxy.cluster.files import UnreadableFile, load
-from agentless_kube_proxy.cluster.record import read_record, snapshot_of
+from agentless_kube_proxy.choices import Choices
+from agentless_kube_proxy.cli.render import gathered_facts
+from agentless_kube_proxy.cluster.files import UnreadableFile, documents, load
+from agentless_kube_proxy.cluster.record import read_record, record_of, snapshot_of
 from agentless_kube_proxy.cluster.snapshot import Snapshot
-from agentless_kube_proxy.controller.push import NoAnswer, parse_answer
 from agentless_kube_proxy.ledger import BrokenLedger, verify
 from agentless_kube_proxy.proxy.config import InvalidConfig, ProxyConfig
 from agentless_kube_proxy.proxy.facts import InvalidFacts, NodeFacts, UnusableNode, node_facts
 from agentless_kube_proxy.proxy.view import ClusterView
 
 from tests.unit.build import config, node, service, slice_of, snapshot
+
+from . import hostile
 
 CONFIGS = [config(mode=mode, clusterCIDR="10.244.0.0/16,fd00:10:244::/56") for mode in ("iptables", "nftables", "ipvs")]
 SHOP = (service(), slice_of("web", "10.244.1.1"))
@@ -64,10 +66,11 @@ def _cluster(file: Path) -> None:
     read = load(file)
     for configuration in CONFIGS:
         _render(read, configuration)
+    snapshot_of(record_of(documents(file), file.name))
 
 
 def _configuration(file: Path) -> None:
-    _render(snapshot(*SHOP, node()), read_config(file))
+    _render(snapshot(*SHOP, node()), Choices.of({"config": str(file)}).proxy)
 
 
 def _facts(file: Path) -> None:
@@ -126,10 +129,6 @@ def _release(file: Path) -> None:
     assert parse_release(made.text()) == made
 
 
-def _answer(file: Path) -> None:
-    parse_answer(0, file.read_bytes().decode("utf-8", "replace"), "")
-
-
 TARGETS = {
     target.name: target
     for target in (
@@ -141,7 +140,10 @@ TARGETS = {
         Target("manifest", ".json", _manifest, (UnreadableBundle,)),
         Target("services", ".jsonl", _services, (UnreadableBundle,)),
         Target("release", "", _release, (InvalidRelease,)),
-        Target("answer", "", _answer, (NoAnswer,)),
+        Target("answer", "", hostile.answer, hostile.ANSWER_ERRORS),
+        Target("result", ".json", hostile.result, ()),
+        Target("events", ".jsonl", hostile.events, ()),
+        Target("list", ".json", hostile.listed, hostile.API_ERRORS),
         Target("ledger", "", verify, (BrokenLedger,)),
     )
 }

@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentless_kube_proxy.bundle.publish import Publication, Terms
 from agentless_kube_proxy.bundle.release import Release, parse_release, split
+from agentless_kube_proxy.choices import Choices
 from agentless_kube_proxy.cluster.files import cluster_files, documents
 from agentless_kube_proxy.cluster.record import record_of
-from agentless_kube_proxy.controller.publish import History, Inputs, Report, publish
-from agentless_kube_proxy.controller.render import load_config
+from agentless_kube_proxy.publish.publishing import History, Inputs, Report, publish
+from agentless_kube_proxy.publish.store import Publication, Terms
 
 from .node import run
 
@@ -40,7 +40,7 @@ class Publisher:
         config = config or source / "kube-proxy.yaml"
         files = (file for file in cluster_files(source) if file != config)
         record = record_of((each for file in files for each in documents(file)), str(source))
-        inputs = Inputs(record, load_config(str(config)), "1.37")
+        inputs = Inputs(record, Choices.of({"config": str(config)}))
         publication = Publication(self.www, Terms(self.cluster, tuple(keys) or (self.key,), valid_for))
         return publish(publication, History(self.directory / "history", 3), inputs)
 

@@ -16,10 +16,10 @@ from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.controlplane import netns
-from tests.lab.program import PROGRAM
+from tests.lab.program import HEALTH
 from tests.unit.build import Object, dual_stack, endpoint, node, port, render, slice_of
 
-from .host import Host, Result
+from .host import Host, Result, with_path
 
 PORT = 31000
 
@@ -31,6 +31,7 @@ def service(name: str = "web", check: int = PORT, **fields: Any) -> Object:
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",
         "healthCheckNodePort": check,
+        "clusterIP": f"10.96.7.{7 + number}",
         "clusterIPs": [f"10.96.7.{7 + number}", f"fd00:10:96::{7 + number}"],
         "ports": [port(nodePort=30080 + number)],
     }
@@ -69,11 +70,11 @@ def request(path: str = "/", method: str = "GET", version: str = "1.1", headers:
 
 
 def asked(host: Host, what: str = str(PORT), text: str | None = None) -> str:
-    """The answer of `akp-node health` to a request on its stdin, byte for byte."""
+    """The answer of akp-health to a request on its stdin, byte for byte."""
     shell = ["busybox", "ash"] if host.shell == "busybox" else ["dash"]
     done = subprocess.run(
-        ["ip", "netns", "exec", host.name, *shell, PROGRAM, "health", what],
-        env=host.environment,
+        ["ip", "netns", "exec", host.name, *shell, HEALTH, what],
+        env=with_path(host.environment),
         input=(request() if text is None else text).encode(),
         capture_output=True,
         check=False,
@@ -125,7 +126,9 @@ class Systemd:
         return ["nsenter", "--target", str(self.pid), "--mount", "--pid", "--net", "--cgroup", *map(str, argv)]
 
     def akp(self, *arguments: str | Path) -> Result:
-        return self.host.akp(*arguments, prefix=tuple(self.enter()), AKP_ETC=str(self.host.directory / "etc"))
+        return self.host.akp(
+            *arguments, prefix=tuple(self.enter()), AKP_ETC=str(self.host.directory / "etc"), AKP_HEALTH=str(HEALTH)
+        )
 
     def systemctl(self, *arguments: str) -> str:
         return subprocess.run(

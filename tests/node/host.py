@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.lab.program import PROGRAM
+from tests.lab.program import PROGRAMS, VERIFY
 
 _serial = itertools.count(1)
 _APPLETS = (
@@ -33,6 +33,11 @@ class Result:
     def json(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
         return answer
+
+
+def with_path(env: dict[str, str]) -> dict[str, str]:
+    """The same for programs that take tools from fixed directories first: a test's come before them."""
+    return {"AKP_PATH": env["PATH"], **env}
 
 
 @dataclass
@@ -60,7 +65,8 @@ class Host:
     def environment(self) -> dict[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith("AKP_")}
         env |= {"AKP_STATE": str(self.state), "AKP_ETC": str(self.directory / "etc")}
-        env |= {"AKP_IPTABLES": self.flavour, "LANG": "C"}
+        env |= {"AKP_RUN": str(self.directory / "run"), "AKP_IPTABLES": self.flavour, "LANG": "C"}
+        env["AKP_VERIFY"] = str(VERIFY)
         env |= {"XTABLES_LOCKFILE": str(self.directory / "xtables.lock"), "TMPDIR": str(self.directory)}
         if self.shell == "busybox":
             env["PATH"] = f"{self._applets()}:{env['PATH']}"
@@ -80,7 +86,7 @@ class Host:
         variables = {"ipt": f"iptables-{self.flavour}", "ip6t": f"ip6tables-{self.flavour}"}
         done = subprocess.run(
             ["ip", "netns", "exec", self.name, "sh", "-euc", script],
-            env=self.environment | variables | env,
+            env=with_path(self.environment | variables | env),
             capture_output=True,
             text=True,
             check=False,
@@ -88,12 +94,15 @@ class Host:
         assert not check or done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def akp(self, *arguments: str | Path, program: Path = PROGRAM, prefix: tuple[str, ...] = (), **env: str) -> Result:
-        """Run the node program."""
+    def akp(
+        self, *arguments: str | Path, program: Path | None = None, prefix: tuple[str, ...] = (), **env: str
+    ) -> Result:
+        """Run a node program; unless told otherwise, that of the bundle or else of the host's mode."""
+        program = program or next(filter(None, map(program_of, arguments)), PROGRAMS[self.mode])
         shell = ["busybox", "ash"] if self.shell == "busybox" else ["dash"]
         done = subprocess.run(
             ["ip", "netns", "exec", self.name, *prefix, *shell, program, *arguments],
-            env={key: value for key, value in (self.environment | env).items() if value},
+            env=with_path({key: value for key, value in (self.environment | env).items() if value}),
             capture_output=True,
             text=True,
             check=False,
@@ -129,6 +138,17 @@ class Host:
     def chains(self, pattern: str = "") -> set[str]:
         """Names of the user chains of both families that match."""
         return {name for name in re.findall(r"^:(\S+) -", self.rules(), re.M) if re.search(pattern, name)}
+
+
+def program_of(argument: str | Path) -> Path | None:
+    """The program of a bundle: its own, or that of its mode."""
+    manifest = Path(argument) / "manifest.json"
+    if not isinstance(argument, Path) or not manifest.is_file():
+        return None
+    if (own := argument / "akp-node").is_file():
+        return own
+    found = re.search(r'"mode": "(\w+)"', manifest.read_text())
+    return PROGRAMS.get(found[1]) if found else None
 
 
 def _sorted_chains(section: str) -> str:

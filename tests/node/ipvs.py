@@ -13,11 +13,13 @@ from agentless_kube_proxy.bundle.write import write_bundle, write_delta
 
 from tests.lab import Lab
 from tests.lab.node import Node
-from tests.lab.program import PROGRAM
+from tests.lab.program import PROGRAMS
 from tests.node.host import Result
 from tests.unit.build import Object, endpoint, node, port, render, service, slice_of
 
 PODS = {"near": "n3", "far-1": "n1", "far-2": "n1"}
+SET_FILES = ("ipset-1-frontends.rules", "ipset-2-endpoints.rules")
+SERVER_FILES = ("ipvs-1-frontends.rules", "ipvs-2-endpoints.rules")
 SERVE = [("tcp", 8080), ("udp", 5353)]
 NO_CONNTRACK: Object = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
 SYSCTLS = ("vs.conntrack", "vs.expire_nodest_conn", "vs.expire_quiescent_template", "ip_forward")
@@ -78,7 +80,10 @@ class World:
         return path
 
     def akp(self, *arguments: str | Path, **env: str) -> Result:
-        done = self.node.run(["sh", str(PROGRAM), *map(str, arguments)], check=False, env=env)
+        """Run the program of the mode of the bundle that is among the arguments, else that of ipvs mode."""
+        modes = [mode_of(each) for each in arguments if isinstance(each, Path)]
+        program = PROGRAMS[modes[-1] if modes else "ipvs"]
+        done = self.node.run(["sh", str(program), *map(str, arguments)], check=False, env=env)
         return Result(done.returncode, done.stdout, done.stderr)
 
     def apply(self, state: State | Path, *options: str) -> dict[str, Any]:
@@ -126,9 +131,10 @@ def kernel_of(node: Node) -> dict[str, list[str]]:
 
 def wanted(bundle: Path) -> dict[str, list[str]]:
     """The same of a bundle."""
+    lines = {name: (bundle / name).read_text().splitlines() for name in (*SET_FILES, *SERVER_FILES)}
     return {
-        "sets": sorted((bundle / "ipset.rules").read_text().splitlines()),
-        "servers": sorted((bundle / "ipvs.rules").read_text().splitlines()),
+        "sets": sorted(line for name in SET_FILES for line in lines[name]),
+        "servers": sorted(line for name in SERVER_FILES for line in lines[name]),
         "addresses": sorted(line.split()[2] for line in (bundle / "ip.batch").read_text().splitlines()[1:]),
     }
 
@@ -141,3 +147,7 @@ def rules(bundle: Path, name: str) -> list[str]:
 
 def generation(bundle: Path) -> str:
     return str(json.loads((bundle / "manifest.json").read_text())["generation"])
+
+
+def mode_of(bundle: Path) -> str:
+    return str(json.loads((bundle / "manifest.json").read_text())["mode"])

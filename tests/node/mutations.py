@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
-from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
+from agentless_kube_proxy.bundle.manifest import manifest_text
+from agentless_kube_proxy.bundle.write import bundle_parts, delta_parts
 
 from tests.unit.build import Object, dual_stack, endpoint, node, port, render, service, slice_of
 
@@ -162,17 +162,44 @@ FOREIGN_NAMES = (
     "a b",
     "../x",
 )
-ALL_FILES = (
-    *("iptables.rules", "ip6tables.rules", "nftables.nft", "ipset.rules", "ipvs.rules", "ip.batch", "ipvs.conf"),
+# Where no endpoint is, in forms that tools take.
+NOWHERE = (
     *(
-        "sysctls.conf",
-        "nfacct.rules",
-        "conntrack.udp",
-        "health.conf",
-        "services.jsonl",
-        "conntrack.udp.diff",
-        "services.jsonl.diff",
+        "127.0.0.1",
+        "127.1",
+        "0.0.0.0",
+        "0",
+        "169.254.169.254",
+        "224.0.0.1",
+        "255.255.255.255",
+        "10.0.0.256",
+        "010.0.0.1",
     ),
+    *(
+        "::1",
+        "::",
+        "0:0:0:0:0:0:0:1",
+        "::ffff:127.0.0.1",
+        "::ffff:7f00:1",
+        "fe80::1",
+        "ff02::1",
+        "localhost",
+        "10.0.0.1-10.0.0.9",
+    ),
+    *("10.0.0.0/8", "fd00::/8", "10.99.99.99", "fd99::99"),
+)
+_ADDRESS = r"\d+\.\d+\.\d+\.\d+|[0-9a-f]*(?::[0-9a-f]*){2,}"
+ALL_FILES = (
+    *(
+        f"{tool}-{kind}.rules"
+        for tool in ("iptables", "ip6tables")
+        for kind in ("1-endpoints", "2-dispatch", "3-frontends")
+    ),
+    *("nftables-1-endpoints.nft", "nftables-2-dispatch.nft", "nftables-3-frontends.nft", "nftables-4-drop.nft"),
+    *("iptables.rules", "ip6tables.rules", "ipset-1-frontends.rules", "ipset-2-endpoints.rules"),
+    *("ipvs-1-frontends.rules", "ipvs-2-endpoints.rules", "ip.batch", "ipvs.conf", "sysctls.conf", "nfacct.rules"),
+    *("conntrack.udp", "health.conf", "health.counts", "services.jsonl", "frontends.allow"),
+    *("conntrack.udp.diff", "services.jsonl.diff", "iptables-9.rules", "x"),
 )
 
 
@@ -219,14 +246,9 @@ def originals() -> tuple[Original, ...]:
     quiet = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
     for mode in MODES:
         old, new = (render(*_objects(second), mode=mode, conntrack=quiet) for second in (False, True))
-        common = {"node": "n1", "mode": mode, "compat": new.compat, "generation": new.generation}
-        full = {name: text.encode() for name, text in backends.files(new)}
-        found.append(Original(mode, {"kind": "Bundle", **common}, full))
-        change = {name: text.encode() for name, text in backends.delta_files(delta(old, new), new)}
-        for name in ("services.jsonl", "conntrack.udp"):
-            text = change.pop(name, b"")
-            change[f"{name}.diff"] = b"".join(b"+" + line for line in text.splitlines(keepends=True))
-        found.append(Original(mode, {"kind": "Delta", **common, "base": old.generation}, change, old))
+        change = delta(old, new)
+        for (fields, contents), base in ((bundle_parts(new), None), (delta_parts(change, new), old)):
+            found.append(Original(mode, fields, {name: text.encode() for name, text in contents}, base))
     return tuple(found)
 
 
@@ -250,6 +272,7 @@ class Mutation:
         lines = (
             self._word,
             self._number,
+            self._address,
             self._hostile,
             self._glued,
             self._splice,
@@ -305,6 +328,16 @@ class Mutation:
 
         self._edit(change)
 
+    def _address(self) -> None:
+        def change(lines: list[str]) -> None:
+            found = [(at, each) for at, line in enumerate(lines) for each in re.finditer(_ADDRESS, line)]
+            if found:
+                at, address = self._random.choice(found)
+                new = self._random.choice(NOWHERE)
+                lines[at] = lines[at][: address.start()] + new + lines[at][address.end() :]
+
+        self._edit(change)
+
     def _hostile(self) -> None:
         self._edit(lambda lines: lines.insert(self._random.randrange(len(lines)), self._random.choice(HOSTILE)))
 
@@ -343,9 +376,7 @@ class Mutation:
     def _rename(self) -> None:
         """Another name for one of our objects, wherever it stands."""
         text = b"\n".join(self.files.values()).decode("utf-8", "surrogateescape")
-        names = sorted(
-            set(re.findall(r"KUBE-[A-Z0-9-]+|kube-proxy(?:-generation)?|service-\S+|endpoint-\S+|[a-z]+-[a-z-]+", text))
-        )
+        names = sorted(set(re.findall(r"KUBE-[A-Z0-9-]+|kube-proxy|service-\S+|endpoint-\S+|[a-z]+-[a-z-]+", text)))
         if names:
             old, new = self._random.choice(names).encode(), self._random.choice(FOREIGN_NAMES).encode()
             self.files = {name: content.replace(old, new) for name, content in self.files.items()}
@@ -383,8 +414,7 @@ class Mutation:
         directory.mkdir(parents=True)
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
-        text = manifest_text({**self.fields, "files": {name: sha256(content) for name, content in self.files.items()}})
-        (directory / "manifest.json").write_text(text)
+        (directory / "manifest.json").write_text(manifest_text(self.fields, [*self.files.items()]))
         if self._raw:
             file = directory / self._random.choice(("manifest.json", *sorted(self.files)))
             content = bytearray(file.read_bytes())

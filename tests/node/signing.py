@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -31,9 +32,15 @@ def allow(etc: Path, *keys: Path, settings: str = f"cluster {CLUSTER}\nnode n1\n
 
 def release_of(*bundles: Path, cluster: str = CLUSTER, valid_for: float = 3600, after: int = 0) -> Release:
     """A release that names bundles and deltas."""
-    manifests = [json.loads((bundle / "manifest.json").read_text()) for bundle in bundles]
-    entries = [Entry(m["node"], m["generation"], m["digest"]) for m in manifests if m["kind"] == "Bundle"]
-    deltas = [DeltaEntry(m["node"], m["base"], m["generation"], m["digest"]) for m in manifests if m["kind"] == "Delta"]
+    entries: list[Entry] = []
+    deltas: list[DeltaEntry] = []
+    for bundle in bundles:
+        text = (bundle / "manifest.json").read_bytes()
+        m, digest = json.loads(text), hashlib.sha256(text).hexdigest()
+        if m["kind"] == "Bundle":
+            entries.append(Entry(m["node"], m["generation"], digest))
+        else:
+            deltas.append(DeltaEntry(m["node"], m["base"], m["generation"], digest))
     return new_release(cluster, valid_for, entries, deltas, after=after)
 
 

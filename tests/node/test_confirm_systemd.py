@@ -109,10 +109,10 @@ def test_the_undo_outlives_the_session_that_is_killed_within_the_change(host: Sy
     stuck.chmod(0o755)
     changed = bundle(tmp_path / "b", "10.244.1.2")
     arguments = ["sh", str(PROGRAM), "apply", "--confirm-within", "2", str(changed)]
-    with session(host, f"PATH={stuck.parent}:$PATH exec {shlex.join(arguments)}") as login:
+    with session(host, f"AKP_PATH={stuck.parent} exec {shlex.join(arguments)}") as login:
         wait_for(reached.exists)
         assert rules(host) != was
-        # The undo has the PATH of the run that armed it.
+        # The undo has the tools of the run that armed it.
         stuck.unlink()
         kill(host, login)
     undone(host, was, shop("iptables", "10.244.1.2").generation)

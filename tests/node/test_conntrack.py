@@ -150,6 +150,6 @@ def test_an_apply_that_was_killed_before_it_ended_flows_does_it_the_next_time(nf
     bundle = bundles.simple(tmp_path / "a", conntrack_udp=FRONTENDS)
     nft_host.apply(bundle)
     insert(nft_host)
-    (nft_host.state / "applied").unlink()
+    (nft_host.state / "record").unlink()
     assert nft_host.apply(bundle)["flows"] == len(ALL - STAY)
     assert surviving(nft_host) == STAY

@@ -1,4 +1,4 @@
-"""Drift by name: whatever is edited among our rules is found, and told by the Service that it belongs to."""
+"""Drift by content: whatever is edited among our rules is found; the control side tells which Service it belongs to."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.node.nftables import NO_SYSCTLS
 from tests.unit.build import node, render, service, slice_of
 
 
-def test_a_rule_in_the_chain_of_an_endpoint_is_told_by_its_service(any_flavour: Host, tmp_path: Path) -> None:
+def test_a_rule_in_the_chain_of_an_endpoint_is_found(any_flavour: Host, tmp_path: Path) -> None:
     answer = any_flavour.apply(bundles.simple(tmp_path / "a"))
     chain = bundles.shop()[1].endpoint_chain("10.244.1.3:8080")
     any_flavour.sh(f"$ipt -t nat -R {chain} 2 -p tcp -j DNAT --to-destination 192.0.2.66:1")
     status = any_flavour.akp("status", "--verify").json
     assert (status["state"], status["drift"]) == ("applied", 2)
     assert status["since"] == {"generation": answer["generation"], "appliedAt": status["appliedAt"]}
-    assert [(each["kind"], each["service"]) for each in status["differences"]] == [
-        ("missing-rule", "shop/cart:http"),
-        ("extra-rule", "shop/cart:http"),
+    assert [(each["kind"], each["chain"]) for each in status["differences"]] == [
+        ("missing-rule", chain),
+        ("extra-rule", chain),
     ]
     assert "192.0.2.66" in status["differences"][1]["rule"]
     assert any_flavour.akp("restore", "--verify").json["changed"] is True
@@ -33,8 +33,7 @@ def test_a_rule_in_the_chain_of_an_endpoint_is_told_by_its_service(any_flavour: 
     assert (status["drift"], "since" in status) == (0, False)
 
 
-def test_chains_that_came_with_a_delta_are_told_by_the_way_to_them(nft_host: Host, tmp_path: Path) -> None:
-    """Above a thousand endpoints rules have no comments, as with kube-proxy, and a delta names no Services either."""
+def test_chains_that_came_with_a_delta_are_compared_too(nft_host: Host, tmp_path: Path) -> None:
     many = [slice_of("web", *(f"10.244.{i}.{j}" for j in range(1, 11)), name=f"web-{i}") for i in range(101)]
     small = [node("n1", "172.18.0.11"), service("web"), *many]
     old = render(*small, mode="iptables", conntrack=NO_SYSCTLS)
@@ -47,12 +46,10 @@ def test_chains_that_came_with_a_delta_are_told_by_the_way_to_them(nft_host: Hos
     chain = re.findall(r"-A (KUBE-SEP-\S+) -p tcp .*10\.244\.250\.4", nft_host.rules())[0]
     nft_host.sh(f"$ipt -t nat -F {chain}")
     status = nft_host.akp("status", "--verify").json
-    assert {(each["kind"], each["chain"], each["service"]) for each in status["differences"]} == {
-        ("missing-rule", chain, "shop/cart:http")
-    }
+    assert {(each["kind"], each["chain"]) for each in status["differences"]} == {("missing-rule", chain)}
 
 
-def test_an_element_is_told_by_its_service(nft_host: Host, tmp_path: Path) -> None:
+def test_an_element_is_found(nft_host: Host, tmp_path: Path) -> None:
     made = render(
         node("n1", "172.18.0.11"),
         service("web"),
@@ -66,7 +63,7 @@ def test_an_element_is_told_by_its_service(nft_host: Host, tmp_path: Path) -> No
     nft_host.apply(tmp_path / "a")
     nft_host.sh("nft delete element ip kube-proxy service-ips '{ 10.96.7.8 . tcp . 80 }'")
     found = nft_host.akp("status", "--verify").json["differences"]
-    assert [(each["kind"], each["service"]) for each in found] == [("missing-element", "shop/cart")]
+    assert [(each["kind"], "10.96.7.8" in str(each)) for each in found] == [("missing-element", True)]
 
 
 @pytest.mark.slow
@@ -83,7 +80,7 @@ def test_one_edited_rule_among_100000_is_found(nft_host: Host, tmp_path: Path) -
     started = time.monotonic()
     status = nft_host.akp("status", "--verify").json
     print(f"{rules} rules: found in {time.monotonic() - started:.1f} s")
-    assert [(each["kind"], each["service"], each["chain"]) for each in status["differences"]] == [
-        ("missing-rule", victim.name, chain),
-        ("extra-rule", victim.name, chain),
+    assert [(each["kind"], each["chain"]) for each in status["differences"]] == [
+        ("missing-rule", chain),
+        ("extra-rule", chain),
     ]

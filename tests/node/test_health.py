@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import netns
+from tests.lab.program import OUTPUT
 
 from . import health
-from .bundles import replace_file, write
+from .bundles import replace_file
 from .health import PORT, asked, bundle, change, over_tcp, request, service, shop, state, systemd, until_listening
-from .host import Host
+from .host import Host, with_path
 from .shims import path_with, shim
 
+UNITS = "/run/systemd/system"
+EXPOSURE = 25  # tenths: what systemd-analyze may find at most
 WEB = """\
 {
 \t"service": {
@@ -94,9 +98,9 @@ def test_a_port_that_no_service_has_is_no_yes(host: Host) -> None:
 
 @pytest.mark.parametrize("what", ["x", "1;id", "$(id)", "../../etc", "-", "31000/ipv5"])
 def test_only_a_port_can_be_named(host: Host, what: str) -> None:
-    result = host.akp("health", what)
+    result = host.akp(what, program=health.HEALTH)
     assert result.code == 2
-    assert "takes a port" in result.json["error"]
+    assert "takes a port" in result.stderr
 
 
 def test_a_delta_changes_the_answer_without_changing_a_rule(host: Host, tmp_path: Path) -> None:
@@ -114,7 +118,8 @@ def test_a_delta_changes_the_answer_without_changing_a_rule(host: Host, tmp_path
 
 
 def test_a_node_whose_rules_are_gone_is_not_healthy(host: Host) -> None:
-    host.sh("$ipt -t filter -F KUBE-PROXY-GENERATION")
+    generation = "sed -n 's/^generation=\\(.............\\).*/\\1/p' $AKP_STATE/record | tr a-f A-F"
+    host.sh(f"$ipt -t filter -F KUBE-PROXY-GEN-$({generation})")
     assert undated(asked(host)) == answer("503 Service Unavailable", 2, "false")
     assert host.akp("restore").code == 0
     assert undated(asked(host)) == answer("200 OK", 2)
@@ -157,8 +162,8 @@ def test_a_node_is_healthy_while_a_change_is_under_way(
     old, new = (bundle(tmp_path / str(i), shop(i + 1, mode=mode)) for i, mode in enumerate(modes))
     host.apply(old)
     (tmp_path / "request").write_text(request())
-    ask = f'dash {health.PROGRAM} health {PORT} <{tmp_path}/request >{tmp_path}/answer; exec "$real" "$@"'
-    tools = shim(host, tmp_path / "bin", "mv", "*/applied.new*", ask)
+    ask = f'dash {health.HEALTH} {PORT} <{tmp_path}/request >{tmp_path}/answer; exec "$real" "$@"'
+    tools = shim(host, tmp_path / "bin", "mv", "*/record.new*", ask)
     assert host.akp("apply", new, PATH=path_with(host, tools)).code == 0
     assert undated((tmp_path / "answer").read_bytes().decode()) == answer("200 OK", 1)
 
@@ -169,10 +174,10 @@ def test_a_change_that_ends_while_a_node_is_asked_does_not_make_it_unhealthy(
     host = new_host()
     host.apply(bundle(tmp_path / "old", shop()))
     new = bundle(tmp_path / "new", shop(1))
-    change = f'dash {health.PROGRAM} apply {new} >/dev/null </dev/null; exec "$real" "$@"'
-    tools = shim(host, tmp_path / "bin", "iptables-nft", "*-S*", change)
+    change = f'dash {new}/akp-node apply {new} >/dev/null </dev/null; exec "$real" "$@"'
+    tools = shim(host, tmp_path / "bin", "iptables-nft", "*-C*", change)
     (tmp_path / "request").write_text(request())
-    ask = f"dash {health.PROGRAM} health {PORT} <{tmp_path}/request"
+    ask = f"dash {health.HEALTH} {PORT} <{tmp_path}/request"
     assert undated(host.sh(ask, PATH=path_with(host, tools))).startswith("HTTP/1.1 200 OK")
     assert host.akp("status").json["generation"] == shop(1).generation
 
@@ -232,7 +237,7 @@ def test_systemd_listens_and_starts_the_program(mode: str, new_host: Callable[..
     at = [f"--listen=172.18.0.11:{PORT}", f"--listen=[::1]:{PORT}"]
     activate = ["systemd-socket-activate", "--accept", "--inetd", *passed, *at]
     listening = subprocess.Popen(
-        ["ip", "netns", "exec", host.name, *activate, "/bin/sh", str(health.PROGRAM), "health", str(PORT)],
+        ["ip", "netns", "exec", host.name, *activate, "/bin/sh", str(health.HEALTH), str(PORT)],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -251,8 +256,17 @@ def test_systemd_listens_and_starts_the_program(mode: str, new_host: Callable[..
         listening.wait()
 
 
-def test_socket_units_follow_the_services(new_host: Callable[..., Host], tmp_path: Path) -> None:
-    host = new_host()
+@pytest.fixture
+def visible_host() -> Iterator[Host]:
+    """A host whose files are not in /tmp, which a unit with PrivateTmp does not see."""
+    with tempfile.TemporaryDirectory(dir=OUTPUT) as directory:
+        made = Host(Path(directory))
+        yield made
+        made.close()
+
+
+def test_socket_units_follow_the_services(visible_host: Host, tmp_path: Path) -> None:
+    host = visible_host
     (host.directory / "etc").mkdir()
     (host.directory / "etc" / "node.conf").write_text("health systemd\nhealthz 127.0.0.1:10256\n")
     with systemd(host) as running:
@@ -286,17 +300,21 @@ def test_socket_units_follow_the_services(new_host: Callable[..., Host], tmp_pat
             "show", "--property=ActiveEnterTimestampMonotonic", f"akp-health@{PORT}.socket"
         )
 
+        # What answers is in a sandbox.
+        for unit in ("akp-health@.service", "akp-healthz@.service"):
+            analyse = ("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", f"{UNITS}/{unit}")
+            analysed = subprocess.run(running.enter(*analyse), capture_output=True, text=True, check=False)
+            assert analysed.returncode == 0, analysed.stdout + analysed.stderr
+
         # It survives clients that ask too much or nothing.
         for _ in range(250):
             health.resets(host.name, "127.0.0.1", PORT)
         assert running.systemctl("is-active", f"akp-health@{PORT}.socket") == "active\n"
 
-        # The first one goes. What systemd starts is the program that applied it, whatever the bundle brings.
+        # The first one goes.
         third = bundle(tmp_path / "third", state(service("cart", PORT + 1)))
-        replace_file(third, "akp-node", "#!/bin/sh\ntouch /tmp/escaped\n")
         assert apply(third) == []
         until_listening(host.name, "127.0.0.1", PORT, wanted=False)
-        assert (host.state / "akp-node").read_text() == health.PROGRAM.read_text()
         assert units() == [f"akp-health@{PORT + 1}.socket", "akp-healthz.socket"]
 
         # After a reboot /run is empty, and nothing in the kernel has changed.
@@ -319,30 +337,63 @@ def test_socket_units_follow_the_services(new_host: Callable[..., Host], tmp_pat
 def test_without_systemd_the_setting_is_a_warning(new_host: Callable[..., Host], tmp_path: Path) -> None:
     host = new_host()
     (tmp_path / "node.conf").write_text("health systemd\n")
-    done = host.akp("apply", bundle(tmp_path / "bundle", shop()), AKP_ETC=str(tmp_path))
+    env = {"AKP_ETC": str(tmp_path), "AKP_HEALTH": str(health.HEALTH)}
+    done = host.akp("apply", bundle(tmp_path / "bundle", shop()), **env)
     assert done.code == 0
-    assert done.json["warnings"] == ["setting health is systemd, but systemd does not run here"]
+    assert done.json["warnings"] == ["akp-health: setting health is systemd, but systemd does not run here"]
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("name", "line"),
     [
-        ("check ipv4 22 shop web 1", "a health check is answered at ports 1024-65535 only"),
-        ("check ipv4 31001 shop $(id) 1", "not a line of a health file"),
-        ("check ipv4 31001 shop web 1\ncheck ipv4 31001 shop api 1", "a second health check at one port"),
-        ("listen ipv4 /etc/shadow", "not a line of a health file"),
-        ("listen ipv4 @akp", "not a line of a health file"),
-        ("[Socket]", "not a line of a health file"),
-        ("eligible maybe", "not a line of a health file"),
-        (f"check ipv4 31001 shop {'w' * 64} 1", "a name of more than 63 characters"),
+        ("health.conf", "check ipv4 22 shop web"),
+        ("health.conf", "check ipv4 6443 shop web"),
+        ("health.conf", "check ipv4 31001 shop $(id)"),
+        ("health.conf", "check ipv4 31001 shop web 1"),
+        ("health.conf", "listen ipv4 /etc/shadow"),
+        ("health.conf", "listen ipv4 @akp"),
+        ("health.conf", "[Socket]"),
+        ("health.conf", "eligible true"),
+        ("health.conf", f"check ipv4 31001 shop {'w' * 64}"),
+        ("health.counts", "eligible maybe"),
+        ("health.counts", "count ipv4 31000 -1"),
+        ("health.counts", "check ipv4 31001 shop web"),
     ],
 )
-def test_a_bundle_with_another_line_is_refused(host: Host, tmp_path: Path, line: str, reason: str) -> None:
+def test_a_bundle_with_another_line_is_refused(host: Host, tmp_path: Path, name: str, line: str) -> None:
     made = bundle(tmp_path / "made", shop())
-    names = ("iptables.rules", "ip6tables.rules", "sysctls.conf", "health.conf")
-    files = {name: (made / name).read_text() for name in names}
-    files["health.conf"] += line + "\n"
-    generation = json.loads((made / "manifest.json").read_text())["generation"]
-    result = host.akp("apply", write(tmp_path / "bad", files, generation=generation))
+    replace_file(made, name, f"{(made / name).read_text()}{line}\n")
+    result = host.akp("apply", made)
     assert result.code == 2
-    assert reason in result.json["error"]
+    assert f"{name} line " in result.json["error"], result.stdout
+
+
+def test_nobody_holds_a_connection_for_long(host: Host) -> None:
+    """A client that sends a byte now and then was served for half a minute."""
+    began = time.monotonic()
+    command = f"{{ for i in 1 2 3 4 5 6 7 8 9 10 11 12; do printf G; sleep 1; done; }} | dash {health.HEALTH} {PORT}"
+    assert host.sh(command, check=False) == ""
+    assert time.monotonic() - began < 20
+    shell = ["busybox", "ash"] if host.shell == "busybox" else ["dash"]
+    with subprocess.Popen(
+        ["ip", "netns", "exec", host.name, *shell, health.HEALTH, str(PORT)],
+        env=with_path(host.environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as silent:
+        assert silent.stdout
+        began = time.monotonic()
+        assert silent.stdout.read() == b""
+        assert time.monotonic() - began < 15
+
+
+def test_a_request_starts_few_programs(host: Host, tmp_path: Path) -> None:
+    """Each costs a node about a millisecond, and load balancers ask all day."""
+    (tmp_path / "request").write_text(request())
+    traced = host.sh(
+        f"strace -f -qq -e trace=execve -e signal=none -z -o {tmp_path}/trace"
+        f" dash {health.HEALTH} {PORT} <{tmp_path}/request"
+    )
+    assert traced.startswith("HTTP/1.1 200 OK")
+    programs = [line for line in (tmp_path / "trace").read_text().splitlines() if "execve(" in line]
+    assert len(programs) <= 6, programs

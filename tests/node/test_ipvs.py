@@ -19,7 +19,7 @@ from agentless_kube_proxy.proxy.config import with_schedulers
 
 from tests.lab import Lab
 from tests.lab.place import REFUSED, Connection, Reply
-from tests.lab.program import PROGRAM
+from tests.lab.program import PROGRAMS
 from tests.node.bundles import replace_file
 from tests.node.ipvs import SYSCTLS, World, generation, rules, wanted
 from tests.unit.build import Object, endpoint, node, port, service, slice_of, view
@@ -53,8 +53,11 @@ def clean(world: World) -> World:
 
 def everything(world: World) -> list[Object]:
     """Services that between them have entries in every set, in both families."""
-    guarded = {"ingress": ("203.0.113.7", "2001:db8:113::7"), "loadBalancerSourceRanges": ["172.18.0.0/16", "fd00::/8"]}
-    closed = {
+    guarded: Object = {
+        "ingress": ("203.0.113.7", "2001:db8:113::7"),
+        "loadBalancerSourceRanges": ["172.18.0.0/16", "fd00::/8"],
+    }
+    closed: Object = {
         "ingress": ("203.0.113.8", "2001:db8:113::8"),
         "loadBalancerSourceRanges": ["198.51.100.0/25", "2001:db8::/32"],
     }
@@ -107,7 +110,7 @@ def test_the_files_can_be_loaded_by_hand_and_are_then_taken_over(clean: World) -
     bundle = world.bundle(world.state(*everything(world)))
     world.sh(f"""
         cd {bundle}; modprobe ip_vs
-        ipset restore <ipset.rules; ipvsadm -R <ipvs.rules; ip -batch ip.batch
+        cat ipset-*.rules | ipset restore; cat ipvs-*.rules | ipvsadm -R; ip -batch ip.batch
         iptables-restore --noflush <iptables.rules; ip6tables-restore --noflush <ip6tables.rules
     """)
     kernel = world.kernel()
@@ -387,14 +390,29 @@ def test_a_removed_endpoint_keeps_its_connections_until_they_end(routed: World) 
     assert not [line for line in world.kernel()["servers"] if f"-r {far}:" in line]
 
 
+def test_what_a_delta_told_to_leave_the_next_delta_deletes_if_it_is_idle(routed: World) -> None:
+    world = routed
+    states = [world.state(*world.web(11, *pods)) for pods in (("near", "far-1"), ("near",), ("near", "far-2"))]
+    far = world.address("far-1")
+    world.apply(states[0])
+    for step, weights in ((1, ["0"]), (2, [])):
+        answer = world.apply(world.delta(states[step - 1], states[step]))
+        assert answer["draining"] == 2 * len(weights), "one of each family"
+        lines = [line for line in world.kernel()["servers"] if f"-t 10.96.0.11:80 -r {far}:" in line]
+        assert [line.split()[-1] for line in lines] == weights
+        assert world.status()["drift"] == 0
+
+
 def test_an_endpoint_that_comes_back_while_it_drains_takes_connections_again(routed: World) -> None:
     world, outside = routed, routed.lab.outside
     both, one = world.state(*world.web(3, "near", "far-1")), world.state(*world.web(3, "near"))
     world.apply(both)
     held = [outside.open("tcp", "10.96.0.3", 80, timeout=60) for _ in range(2)]
+    far = world.address("far-1")
     for away, back in ((world.delta(both, one), world.delta(one, both)), (one, both)):
         assert world.apply(away)["changed"] is True
-        assert world.sh("ipvsadm -Sn").count("-w 0") == 1
+        leaving = [line for line in world.kernel()["servers"] if line.endswith("-w 0")]
+        assert [line for line in leaving if " 10.96.0.3:80 " in line] == [f"-a -t 10.96.0.3:80 -r {far}:8080 -m -w 0"]
         assert world.apply(back)["changed"] is True
         assert world.akp("drain").json["draining"] == 0
         calls = outside.calls("tcp", "10.96.0.3", 80, 6, timeout=60)
@@ -441,16 +459,11 @@ def test_who_was_leaving_still_is_after_a_failed_return(routed: World, tmp_path:
         assert world.akp("drain").json["draining"] == 1
 
 
-@pytest.mark.parametrize("words", ["-d", "-Ln"])
-def test_who_is_idle_and_cannot_be_deleted_is_not_forgotten(routed: World, tmp_path: Path, words: str) -> None:
-    """Nor taken for idle because nobody could look."""
+def test_who_is_idle_and_cannot_be_deleted_is_not_forgotten(routed: World, tmp_path: Path) -> None:
     world = routed
-    with draining(world, {"-d": 23, "-Ln": 24}[words]) as one:
+    with draining(world, 23) as one:
         world.apply(one)
-        env = failing(world, tmp_path / "bin", "ipvsadm", words, 1000)
-        if words == "-Ln":
-            told = world.akp("drain", **env).json
-            assert (told["draining"], "the next run will look again" in told["warnings"][0]) == (1, True)
+        env = failing(world, tmp_path / "bin", "ipvsadm", "-d", 1000)
     deadline = time.monotonic() + 60
     while (told := world.akp("drain", **env).json)["draining"] and not told["warnings"]:
         assert time.monotonic() < deadline
@@ -492,7 +505,8 @@ def test_what_the_kernel_refuses_is_undone(world: World) -> None:
     before = world.kernel()
     bad = world.bundle(world.state(*world.web(5, "near"), *world.web(6, *ALL), *world.web(7, *ALL)))
     made = "create KUBE-6-IPVS-IPS hash:ip family inet6 hashsize 1024 maxelem "
-    replace_file(bad, "ipset.rules", (bad / "ipset.rules").read_text().replace(f"{made}65536", f"{made}1"))
+    name = "ipset-1-frontends.rules"
+    replace_file(bad, name, (bad / name).read_text().replace(f"{made}65536", f"{made}1"))
     refused = world.akp("apply", bad)
     assert (refused.code, "ipset restore" in refused.json["error"]) == (4, True)
     assert ("the old state is back" in refused.json["error"], refused.json["asBefore"]) == (True, True)
@@ -523,7 +537,7 @@ exec {real} "$@" <{directory}/input
 """)
     script.chmod(0o755)
     (directory / "times").touch()
-    return {"PATH": f"{directory}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    return {"AKP_PATH": str(directory)}
 
 
 def test_what_cannot_be_removed_is_undone_with_the_rules(world: World, tmp_path: Path) -> None:
@@ -614,13 +628,22 @@ def test_a_delta_for_another_generation_is_not_taken_and_a_run_that_was_killed_i
     change = world.delta(first, second)
     assert world.akp("apply", change).json["need"] == "full"
     world.apply(first)
-    # somebody meddled with the marker: the transaction finds that out
-    world.sh("iptables -t nat -F KUBE-PROXY-GENERATION")
-    assert world.akp("apply", change).json["need"] == "full"
+    # somebody meddled with the marker: the first transaction finds that out, and nothing changes
+    good = world.kernel()
+    chain = f"KUBE-PROXY-GEN-{first.generation[:13].upper()}"
+    world.sh(f"iptables -t nat -F {chain}; iptables -t nat -X {chain}")
+    before = world.kernel()
+    answer = world.akp("apply", change).json
+    assert (answer["need"], answer["asBefore"]) == ("full", True), answer
+    assert world.kernel() == before
     world.apply(first, "--verify")
+    # or with a jump: the last transaction finds that out, and all is as recorded again
+    world.sh("ip6tables -t filter -F FORWARD")
+    assert world.akp("apply", change).json["need"] == "full"
+    assert world.kernel() == good
     # killed while the servers were on their way
     world.node.run(
-        ["sh", "-c", f"sh {PROGRAM} apply {change} & p=$!; "
+        ["sh", "-c", f"sh {PROGRAMS['ipvs']} apply {change} & p=$!; "
          "until iptables-save -t nat | grep -q "f"{second.generation}; do :; done; kill -9 $p; wait $p || :"],
         timeout=120,
     )  # fmt: skip
@@ -629,6 +652,68 @@ def test_a_delta_for_another_generation_is_not_taken_and_a_run_that_was_killed_i
     bundle = world.bundle(second)
     kernel = world.kernel()
     assert {name: kernel[name] for name in wanted(bundle)} == wanted(bundle)
+
+
+def test_endpoints_name_no_virtual_server_that_frontends_do_not_have(world: World) -> None:
+    """Whoever may sign endpoints cannot reach a virtual server that belongs to others."""
+    first, second = world.state(*world.web(5, *ALL)), world.state(*world.web(5, "near"))
+    world.apply(first)
+    name, theirs = "ipvs-2-endpoints.rules", "192.0.2.50:80"
+    world.sh(f"ipvsadm -A -t {theirs} -s rr; ipvsadm -a -t {theirs} -r 10.244.1.8:80 -m -w 1")
+    before = world.kernel()
+    for line in (f"-a -t {theirs} -r 10.244.1.9:80 -m -w 1", f"-d -t {theirs} -r 10.244.1.8:80"):
+        bundles = [world.delta(first, second)]
+        if line.startswith("-a"):
+            bundles.append(world.bundle(second))
+        for bundle in bundles:
+            replace_file(bundle, name, f"{(bundle / name).read_text()}{line}\n")
+            refused = world.akp("apply", bundle)
+            assert (refused.code, refused.json["asBefore"]) == (2, True), refused.stdout
+            assert theirs in refused.json["error"]
+            assert world.kernel() == before
+    world.sh(f"ipvsadm -D -t {theirs}")
+    assert world.apply(world.delta(first, second))["changed"] is True
+
+
+def test_a_delta_that_fails_in_the_middle_goes_back_to_the_record(world: World, tmp_path: Path) -> None:
+    first = world.state(*world.web(5, "far-1"), *world.web(6, "near"))
+    second = world.state(*world.web(5, "near", "far-2"), *world.web(7, *ALL))
+    world.apply(first)
+    before = world.kernel()
+    for tool, word in (("ipset", "add"), ("ipvsadm", "-A"), ("ip", "addr add"), ("ipvsadm", "-D")):
+        directory = tmp_path / f"{tool}{word}".replace(" ", "-")
+        answer = world.akp("apply", world.delta(first, second), **failing(world, directory, tool, word, 1)).json
+        assert (answer["need"], answer["asBefore"]) == ("full", True), answer
+        assert "Cannot allocate memory" in answer["reason"]
+        assert world.kernel() == before, tool
+        assert world.akp("status").json["state"] == "applied"
+    assert world.apply(world.delta(first, second))["changed"] is True
+    assert world.status()["drift"] == 0
+
+
+def test_a_delta_of_endpoints_starts_few_programs(world: World, tmp_path: Path) -> None:
+    """Of this mode there are five; the others are those of a delta in any mode."""
+    states = [world.state(service("a"), slice_of("a", endpoint(f"10.244.3.{n}", node="n3"))) for n in (101, 102, 103)]
+    world.apply(states[0])
+    world.apply(world.delta(states[0], states[1]))
+    change = world.delta(states[1], states[2])
+    log, directory = tmp_path / "log", tmp_path / "bin"
+    directory.mkdir()
+    tools = "awk cat cmp conntrack cp cut date flock grep gzip head id ip ipset ipvsadm ln logger ls mkdir modprobe mv"
+    tools += " nft readlink rm rmdir sed sha256sum sleep sort tail tr unshare wc"
+    tools += "".join(
+        f" ip{six}tables{end}" for six in ("", "6") for end in ("", "-save", "-restore", "-legacy-restore")
+    )
+    for real in world.sh(f"for tool in {tools}; do command -v $tool || :; done").split():
+        script = directory / Path(real).name
+        script.write_text(f'#!/bin/sh\necho {script.name} >>{log}\nexec {real} "$@"\n')
+        script.chmod(0o755)
+    assert world.akp("apply", change, AKP_PATH=str(directory)).json["changed"] is True
+    started = log.read_text().split()
+    first = started.index("iptables-legacy-restore")
+    loaded = ["awk", "iptables-legacy-restore", "ip6tables-legacy-restore", "ipset", "ipvsadm"]
+    assert started[first - 1 : first + 4] == loaded, started
+    assert len(started) <= 18, started
 
 
 def test_a_rebooted_node_restores_what_it_had(routed: World) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.node import bundles
-from tests.node.host import Host
+from tests.lab.program import METRICS, PROGRAMS
+from tests.node.host import Host, Result
 from tests.node.test_apply import everything, host_generation
 
 SYNCED = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
@@ -24,6 +27,26 @@ def with_textfile(host: Host) -> Path:
     (host.directory / "etc").mkdir(exist_ok=True)
     (host.directory / "etc" / "node.conf").write_text(f"textfile {folder}\n")
     return folder / "akp.prom"
+
+
+def metrics(host: Host, *arguments: str) -> Result:
+    """Run akp-metrics."""
+    return host.akp(*arguments, program=METRICS, AKP_NODE_PROGRAM=str(PROGRAMS[host.mode]))
+
+
+def polled(host: Host, answer: str) -> Result:
+    """What akp-pull leaves after a poll with this answer."""
+    (host.state / "pull").mkdir(exist_ok=True)
+    (host.state / "pull" / "last").write_text(answer + "\n")
+    return metrics(host, "pull")
+
+
+def good(fetched: str = "new") -> str:
+    return f'{{"verb": "pull", "ok": true, "changed": true, "fetched": "{fetched}", "seconds": 0.31, "warnings": []}}'
+
+
+def bad(code: int) -> str:
+    return f'{{"verb": "pull", "ok": false, "code": {code}, "asBefore": true, "error": "x", "warnings": []}}'
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -42,40 +65,44 @@ def test_a_host_tells_what_it_has_and_since_when(host: Host, tmp_path: Path) -> 
     file = with_textfile(host)
     bundle = everything(tmp_path / "a")
     host.apply(bundle)
+    assert polled(host, good()).code == 0
     first = read(file)
     assert first[f"akp_node_generation_info[('generation', '{host_generation(bundle)}'), ('mode', 'iptables')]"] == 1
     assert first["akp_node_drift"] == first["akp_node_last_run_failed"] == 0
     assert first[SYNCED] >= first[QUEUED] > 1_600_000_000
     assert first[COUNT] == 1
-    host.apply(bundle)
+    assert polled(host, good("unchanged")).code == 0
     second = read(file)
     assert second[COUNT] == 2, "a sync that finds nothing to do is one"
     assert second["kubeproxy_sync_proxy_rules_duration_seconds_bucket[('le', '+Inf')]"] == 2
+    assert second["kubeproxy_sync_proxy_rules_duration_seconds_bucket[('le', '0.256')]"] == 0
     assert second["akp_node_applied_timestamp_seconds"] == first["akp_node_applied_timestamp_seconds"]
     assert file.stat().st_mode & 0o777 == 0o644, "node_exporter may read it"
     assert [each.name for each in file.parent.iterdir()] == ["akp.prom"]
 
 
-def test_drift_shows_when_somebody_looks_and_goes_with_a_restore(nft_host: Host, tmp_path: Path) -> None:
+def test_drift_shows_when_somebody_looks(nft_host: Host, tmp_path: Path) -> None:
+    """On nodes that are pushed to as well."""
     file = with_textfile(nft_host)
     nft_host.apply(everything(tmp_path / "a"))
-    nft_host.sh("$ipt -A KUBE-FORWARD -j ACCEPT")
+    assert metrics(nft_host, "look", "--verify").code == 0
     assert read(file)["akp_node_drift"] == 0
-    nft_host.akp("status", "--verify")
+    nft_host.sh("$ipt -A KUBE-FORWARD -j ACCEPT")
+    assert metrics(nft_host, "look", "--verify").code == 0
     seen = read(file)
     assert seen["akp_node_drift"] == 1
-    assert seen[COUNT] == 1, "looking is no sync"
-    assert nft_host.akp("restore", "--verify").code == 0
-    assert read(file)["akp_node_drift"] == 0
+    assert seen[COUNT] == 0, "looking is no sync"
+    nft_host.sh("nft flush ruleset")
+    assert metrics(nft_host, "look").code == 0
+    assert read(file)["akp_node_drift"] == 1
 
 
 def test_a_sync_that_fails_leaves_the_time_of_the_last_good_one(nft_host: Host, tmp_path: Path) -> None:
     file = with_textfile(nft_host)
     nft_host.apply(everything(tmp_path / "a"))
+    polled(nft_host, good())
     before = read(file)
-    other = bundles.simple(tmp_path / "b")
-    (other / "iptables.rules").write_text("nonsense\n")
-    assert nft_host.akp("apply", other).code == 2
+    polled(nft_host, bad(2))
     after = read(file)
     assert after["akp_node_last_run_failed"] == 1
     assert after["akp_node_failures_total[('code', '2')]"] == 1
@@ -87,30 +114,53 @@ def test_a_sync_that_fails_leaves_the_time_of_the_last_good_one(nft_host: Host, 
 def test_a_pull_without_an_answer_confirms_nothing(nft_host: Host, tmp_path: Path) -> None:
     file = with_textfile(nft_host)
     nft_host.apply(everything(tmp_path / "a"))
-    file.write_text(re.sub(rf"^({SYNCED}) .*", r"\1 1000", file.read_text(), flags=re.M))
-    settings = nft_host.directory / "etc" / "node.conf"
-    settings.write_text(f"{settings.read_text()}url http://127.0.0.1:9/\ncluster shop\nnode n1\n")
-    (settings.parent / "allowed_signers").write_text("publisher ssh-ed25519 AAAA\n")
-    answer = nft_host.akp("pull")
-    assert answer.json["fetched"] == "offline", answer.stdout + answer.stderr
+    polled(nft_host, good())
+    kept = nft_host.state / "pull" / "metrics"
+    kept.write_text(re.sub(rf"^({SYNCED}|{QUEUED}) .*", r"\1 1000", kept.read_text(), flags=re.M))
+    polled(nft_host, good("offline"))
     after = read(file)
     assert after[SYNCED] == 1000
     assert after[QUEUED] > 1000, "it was tried"
     assert after["akp_node_last_run_failed"] == 0
 
 
-def test_cleanup_takes_the_metrics_away(nft_host: Host, tmp_path: Path) -> None:
+def test_after_a_cleanup_there_is_nothing_to_tell(nft_host: Host, tmp_path: Path) -> None:
     file = with_textfile(nft_host)
     nft_host.apply(everything(tmp_path / "a"))
-    assert nft_host.akp("cleanup", "--dry-run").code == 0
+    metrics(nft_host, "look")
     assert file.exists()
     assert nft_host.akp("cleanup").code == 0
+    metrics(nft_host, "look")
     assert not file.exists()
 
 
-def test_metrics_that_cannot_be_written_do_not_fail_a_sync(nft_host: Host, tmp_path: Path) -> None:
+def test_metrics_that_cannot_be_written_are_said(nft_host: Host, tmp_path: Path) -> None:
     file = with_textfile(nft_host)
     file.parent.rmdir()
-    result = nft_host.akp("apply", everything(tmp_path / "a"))
-    assert result.code == 0
-    assert "no metrics: there is no directory" in result.stderr
+    nft_host.apply(everything(tmp_path / "a"))
+    result = polled(nft_host, good())
+    assert (result.code, "no metrics: there is no directory" in result.stderr) == (1, True)
+
+
+MAKE: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "fifo": lambda path, _victim: os.mkfifo(path),
+    "directory link": lambda path, victim: path.symlink_to(victim.parent),
+}
+
+
+@pytest.mark.parametrize("what", MAKE)
+def test_who_owns_the_directory_cannot_make_root_write_elsewhere(nft_host: Host, tmp_path: Path, what: str) -> None:
+    file = with_textfile(nft_host)
+    nft_host.apply(everything(tmp_path / "a"))
+    victim = nft_host.directory / "victim"
+    victim.write_text("mine\n")
+    victim.chmod(0o600)
+    there = sorted(nft_host.directory.iterdir())
+    for name in ("akp.prom", "akp.prom.new"):
+        MAKE[what](file.parent / name, victim)
+    assert polled(nft_host, good()).code == 0
+    assert not file.is_symlink()
+    assert read(file)[COUNT] == 1
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("mine\n", 0o600)
+    assert sorted(nft_host.directory.iterdir()) == there

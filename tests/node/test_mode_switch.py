@@ -142,8 +142,7 @@ def test_rollback_goes_back_to_the_other_mode(host: Host, tmp_path: Path, before
 @pytest.mark.parametrize(("before", "after"), WAYS)
 def test_what_kube_proxy_left_in_the_other_mode_goes(host: Host, tmp_path: Path, before: str, after: str) -> None:
     host.apply(write(shop(before), tmp_path / "a"))
-    for name in ("applied", "history"):
-        (host.state / name).unlink()
+    (host.state / "record").unlink()
     subprocess.run(["rm", "-r", host.state / "before", host.state / "bundles"], check=True)
     host.apply(write(shop(after), tmp_path / "b"))
     assert ours(host, after)
@@ -188,7 +187,7 @@ def test_what_is_left_of_the_old_mode_is_told_and_removed_next_time(
         script = tmp_path / "bin" / tool
         script.write_text(
             "#!/bin/sh\n"
-            f'case "$*" in *remove*) fails=1 ;; *) fails={int(old == "iptables")} ;; esac\n'
+            f'case "$*" in *nft.leave*) fails=1 ;; *) fails={int(old == "iptables")} ;; esac\n'
             f'[ $fails = 0 ] || {{ echo "{tool}: Cannot allocate memory" >&2; exit 1; }}\n'
             f'exec "$(PATH=/usr/sbin:/sbin:/usr/bin:/bin command -v {tool})" "$@"\n'
         )

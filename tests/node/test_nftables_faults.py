@@ -15,7 +15,7 @@ import pytest
 from agentless_kube_proxy.backends.state import delta
 from agentless_kube_proxy.bundle.write import write_delta
 
-from tests.node.host import Host
+from tests.node.host import Host, with_path
 from tests.node.nftables import foreign, listing, shop, state, wrap_nft, write
 from tests.unit.build import service, slice_of
 
@@ -25,7 +25,9 @@ REFUSE = 'echo "/dev/stdin:1:1-3: Error: Could not process rule: Cannot allocate
 @pytest.fixture(params=["dash", pytest.param("busybox", marks=pytest.mark.soak)])
 def host(request: pytest.FixtureRequest, new_host: Callable[..., Host]) -> Host:
     """A host under each shell."""
-    return new_host("nft", request.param)
+    made = new_host("nft", request.param)
+    made.mode = "nftables"
+    return made
 
 
 def large(count: int = 400, ip: str = "10.245.0.1") -> tuple[object, ...]:
@@ -87,7 +89,7 @@ def cut_short(host: Host, bundle: Path, part: str) -> None:
     shell = ["busybox", "ash"] if host.shell == "busybox" else ["dash"]
     run = subprocess.Popen(
         ["ip", "netns", "exec", host.name, *shell, bundle / "akp-node", "apply", bundle],
-        env=host.environment | env,
+        env=with_path(host.environment | env),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -131,7 +133,7 @@ def test_a_switch_that_was_carried_out_and_yet_failed_counts(
     host.apply(old)
     if again:
         host.sh("nft flush chain ip kube-proxy services")
-    env = wrap_nft(host, 'case "$1 $2" in "-f "*/nft/switch) $nft "$@"; exit 1 ;; esac')
+    env = wrap_nft(host, 'case "$1 $2" in *aside*) ;; "-f "*/nft/switch) $nft "$@"; exit 1 ;; esac')
     new = old if again else write(state(*large()), tmp_path / "b")
     result = host.akp("apply", *options, new, **env)
     assert (result.code, result.json["changed"]) == (0, True), result.stdout + result.stderr
@@ -145,26 +147,56 @@ def test_a_switch_that_failed_is_no_success_because_its_marker_is_there(host: Ho
     host.apply(bundle)
     host.sh("nft flush chain ip kube-proxy services")
     result = host.akp(
-        "apply", "--verify", bundle, **wrap_nft(host, f'case "$1 $2" in "-f "*/nft/switch) {REFUSE} ;; esac')
+        "apply",
+        "--verify",
+        bundle,
+        **wrap_nft(host, f'case "$1 $2" in *aside*) ;; "-f "*/nft/switch) {REFUSE} ;; esac'),
     )
     assert (result.code, result.json["asBefore"]) == (4, True), result.stdout + result.stderr
     host.apply(bundle, "--verify")
     assert host.akp("status", "--verify").json["drift"] == 0
 
 
-def test_a_delta_that_was_carried_out_and_yet_failed_is_followed_by_a_whole_bundle(host: Host, tmp_path: Path) -> None:
+def test_a_delta_that_was_carried_out_and_yet_failed_is_taken(host: Host, tmp_path: Path) -> None:
+    """The tool dies on its way back, the kernel has the marker that only the delta makes."""
     old, new = shop("10.244.1.1"), shop("10.244.1.2")
     host.apply(write(old, tmp_path / "a"))
     write_delta(delta(old, new), new, tmp_path / "delta")
     env = wrap_nft(host, '[ "$1" != -f ] || { $nft "$@"; exit 1; }')
     result = host.akp("apply", "--confirm-within", "600", tmp_path / "delta", **env)
-    assert (result.code, result.json["need"]) == (0, "full"), result.stdout + result.stderr
-    status = host.akp("status").json
-    assert (status["state"], status["unconfirmed"]["generation"]) == ("foreign", new.generation)
-    host.apply(write(new, tmp_path / "b"))
-    assert host.akp("confirm").code == 0, "it still waited, and may now stay"
+    assert (result.code, result.json["changed"]) == (0, True), result.stdout + result.stderr
+    assert host.akp("confirm").code == 0
     status = host.akp("status", "--verify").json
-    assert (status["state"], status["drift"], status["unconfirmed"]) == ("applied", 0, None)
+    assert (status["state"], status["drift"], status["generation"]) == ("applied", 0, new.generation)
+
+
+def test_a_delta_that_was_killed_after_its_transaction_is_taken_the_next_time(host: Host, tmp_path: Path) -> None:
+    old, new = shop("10.244.1.1", extra=large(1)), shop("10.244.1.2")
+    host.apply(write(old, tmp_path / "a"))
+    write_delta(delta(old, new), new, tmp_path / "delta")
+    host.sh(f"cat {tmp_path}/delta/nftables-[123]-*.nft | nft -f -")
+    assert host.akp("status").json["state"] == "foreign"
+    result = host.akp("apply", tmp_path / "delta")
+    assert (result.code, result.json["changed"]) == (0, True), result.stdout + result.stderr
+    status = host.akp("status", "--verify").json
+    assert (status["state"], status["drift"], status["generation"]) == ("applied", 0, new.generation)
+
+
+def test_a_refused_delta_leaves_all_as_before(host: Host, tmp_path: Path) -> None:
+    old, new = shop("10.244.1.1"), shop("10.244.1.2")
+    host.apply(write(old, tmp_path / "a"))
+    before = listing(host)
+    write_delta(delta(old, new), new, tmp_path / "delta")
+    result = host.akp("apply", tmp_path / "delta", **wrap_nft(host, f'case "$1" in -f) {REFUSE} ;; esac'))
+    assert (result.code, result.json["need"], result.json["asBefore"]) == (0, "full", True), result.stdout
+    assert "Cannot allocate memory" in result.json["reason"]
+    assert (listing(host), host.akp("status").json["state"]) == (before, "applied")
+    dead = wrap_nft(host, 'case "$1" in -f|-c) exit 137 ;; esac')
+    result = host.akp("apply", tmp_path / "delta", **dead)
+    assert (result.code, result.json["need"], result.json["asBefore"]) == (0, "full", False), result.stdout
+    assert host.akp("status").json["state"] == "partial"
+    host.apply(write(new, tmp_path / "b"))
+    assert host.akp("status", "--verify").json["drift"] == 0
 
 
 def test_a_refusal_does_not_forget_that_another_run_was_cut_short(host: Host, tmp_path: Path) -> None:
@@ -172,7 +204,7 @@ def test_a_refusal_does_not_forget_that_another_run_was_cut_short(host: Host, tm
     cut_short(host, write(state(*large()), tmp_path / "b"), "switch")
     assert host.akp("status").json["state"] == "partial"
     c = write(shop("10.244.1.2"), tmp_path / "c")
-    refused = host.akp("apply", c, **wrap_nft(host, f'case "$1 $2" in "-f "*/nft/switch) {REFUSE} ;; esac'))
+    refused = host.akp("apply", c, **wrap_nft(host, f'case "$1 $2" in *aside*) ;; "-f "*/nft/switch) {REFUSE} ;; esac'))
     assert refused.code == 4, refused.stdout + refused.stderr
     assert host.akp("status").json["state"] == "partial"
     host.apply(c)
@@ -188,7 +220,7 @@ BUSY = 'echo "x:1:1-3: Error: Could not process rule: Device or resource busy" >
 def test_a_chain_that_is_still_in_use_is_tried_again(host: Host, tmp_path: Path) -> None:
     host.apply(write(shop("10.244.1.1", extra=large(1)), tmp_path / "a"))
     gate = host.directory / "asked"
-    slow = f'if [ "$1" = -f ] && grep -q "^delete chain" "$2" && [ ! -e {gate} ]; then touch {gate}; {BUSY}; fi'
+    slow = f'if [ "$1" = -f ] && grep -q "^delete chain .*/" "$2" && [ ! -e {gate} ]; then touch {gate}; {BUSY}; fi'
     result = host.akp("apply", write(shop("10.244.1.1"), tmp_path / "b"), **wrap_nft(host, slow))
     assert (result.code, result.json["warnings"]) == (0, [])
     assert "shop/s0/" not in host.sh("nft list ruleset")
@@ -196,7 +228,7 @@ def test_a_chain_that_is_still_in_use_is_tried_again(host: Host, tmp_path: Path)
 
 def test_a_chain_that_stays_in_use_is_empty_and_goes_with_the_next_run(host: Host, tmp_path: Path) -> None:
     host.apply(write(shop("10.244.1.1", extra=large(1)), tmp_path / "a"))
-    slow = f'if [ "$1" = -f ] && grep -q "^delete chain" "$2"; then {BUSY}; fi'
+    slow = f'if [ "$1" = -f ] && grep -q "^delete chain .*/" "$2"; then {BUSY}; fi'
     result = host.akp("apply", write(shop("10.244.1.1"), tmp_path / "b"), **wrap_nft(host, slow))
     assert result.code == 0
     assert "1 stale chains stay, empty, until the next run" in result.json["warnings"][0]
@@ -208,7 +240,7 @@ def test_a_chain_that_stays_in_use_is_empty_and_goes_with_the_next_run(host: Hos
 def test_a_stale_chain_that_is_wanted_again_is_not_deleted(host: Host, tmp_path: Path) -> None:
     with_it = write(shop("10.244.1.1", extra=large(1)), tmp_path / "a")
     host.apply(with_it)
-    slow = f'if [ "$1" = -f ] && grep -q "^delete chain" "$2"; then {BUSY}; fi'
+    slow = f'if [ "$1" = -f ] && grep -q "^delete chain .*/" "$2"; then {BUSY}; fi'
     host.akp("apply", write(shop("10.244.1.1"), tmp_path / "b"), **wrap_nft(host, slow))
     host.apply(with_it)
     assert host.akp("status", "--verify").json["drift"] == 0
@@ -287,7 +319,7 @@ def test_without_namespaces_unknown_tables_are_written_anew_but_sessions_stay(ho
     host.apply(write(shop("10.244.1.1", sticky=("10.244.1.2",)), tmp_path / "a"))
     name = re.findall(r"set (affinity-\S+) ", host.sh("nft list ruleset"))[0]
     host.sh(f"nft add element ip kube-proxy {name} '{{ 192.0.2.77 }}'")
-    (host.state / "applied").unlink()
+    (host.state / "record").unlink()
     directory = host.directory / "denied"
     directory.mkdir()
     (directory / "unshare").write_text("#!/bin/sh\nexit 1\n")

@@ -1,4 +1,4 @@
-"""akp-node pull, from a real nginx, with whatever a server or the way to it can do wrong."""
+"""akp-pull, from a real nginx, with whatever a server or the way to it can do wrong."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from pathlib import Path
 import pytest
 from agentless_kube_proxy.bundle.release import join, split
 
-from tests.lab.program import PROGRAM
+from tests.lab.program import PROGRAMS, PULL
 from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
-from tests.node.host import Host, Result, failing_restores
+from tests.node.host import Host, Result, failing_restores, with_path
 from tests.node.shims import called, path_with, shim
 from tests.node.signing import etc_of, new_key
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
+
+
+def pull(host: Host, *options: str, **env: str) -> Result:
+    """Run akp-pull, with the node program of the host's mode."""
+    return host.akp(*options, program=PULL, AKP_NODE_PROGRAM=str(PROGRAMS[host.mode]), **env)
 
 
 class Site:
@@ -43,7 +48,13 @@ class Site:
         """Write the host's node.conf."""
         etc_of(self.host).mkdir(exist_ok=True)
         (etc_of(self.host) / "allowed_signers").write_text(self.publisher.allowed_signers)
-        values = {"cluster": "shop", "node": "n1", "url": url or self.web.url, **settings}
+        values = {
+            "cluster": "shop",
+            "node": "n1",
+            "unsigned": "cleanup rollback",
+            "url": url or self.web.url,
+            **settings,
+        }
         (etc_of(self.host) / "node.conf").write_text("".join(f"{key} {value}\n" for key, value in values.items()))
 
     def publish(self, address: str = "10.244.1.21", **options: float) -> None:
@@ -53,7 +64,7 @@ class Site:
         self.publisher.publish(self.cluster, **options)
 
     def pull(self, *options: str) -> Result:
-        return self.host.akp("pull", *options)
+        return pull(self.host, *options)
 
     def pulled(self) -> dict[str, object]:
         """Pull with success."""
@@ -305,8 +316,8 @@ def test_a_download_that_was_cut_is_resumed(any_fetcher: Site) -> None:
     site.configure(f"{site.web.url}/slow", **fetcher)
     shell = ["busybox", "ash"] if site.host.shell == "busybox" else ["dash"]
     pulling = subprocess.Popen(
-        ["ip", "netns", "exec", site.host.name, "setsid", *shell, PROGRAM, "pull"],
-        env=site.host.environment,
+        ["ip", "netns", "exec", site.host.name, "setsid", *shell, PULL],
+        env=with_path(site.host.environment) | {"AKP_NODE_PROGRAM": str(PROGRAMS["iptables"])},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -405,12 +416,12 @@ def test_what_is_missing_is_named(site: Site) -> None:
 def test_a_pull_that_waits_for_hours_does_not_rely_on_its_files(site: Site, tmp_path: Path) -> None:
     """Meanwhile other runs clear what they take for left over."""
     site.publish()
-    clear = f"rm -rf {site.host.directory}/akp-node.*; exit 0"
+    clear = f"rm -rf {site.host.state}/pull/work; exit 0"
     tools = shim(site.host, tmp_path / "bin", "sleep", "*", clear)
-    result = site.host.akp("pull", "--jitter", "9999", PATH=path_with(site.host, tools))
+    result = pull(site.host, "--jitter", "9999", PATH=path_with(site.host, tools))
     assert (result.code, result.json.get("changed")) == (0, True), result.stdout + result.stderr
     assert called(tools, "sleep")
-    assert not list(site.host.directory.glob("akp-node.*"))
+    assert not (site.host.state / "pull" / "work").exists()
 
 
 def test_a_pull_whose_apply_fails_says_what_the_apply_said(site: Site) -> None:
@@ -418,9 +429,9 @@ def test_a_pull_whose_apply_fails_says_what_the_apply_said(site: Site) -> None:
     site.publish()
     site.pulled()
     site.publish("10.244.1.99")
-    result = site.host.akp("pull", PATH=failing_restores(site.host, site.host.directory / "failing"))
+    result = pull(site.host, PATH=failing_restores(site.host, site.host.directory / "failing"))
     assert (result.code, result.json["asBefore"]) == (4, False), result.stdout + result.stderr
-    assert any("could not be put back" in warning for warning in result.json["warnings"])
+    assert "part of the delta may be in force" in result.json["warnings"], result.stdout + result.stderr
     assert site.pulled()["changed"] is True
     assert site.endpoint("10.244.1.99")
 
@@ -430,3 +441,64 @@ def test_a_pull_that_fails_before_anything_is_touched_says_so(site: Site) -> Non
     site.rewrite(lambda text: text.replace("expires", "expired", 1), signed=False)
     result = site.pull()
     assert (result.code, result.json["asBefore"]) == (2, True), result.stdout + result.stderr
+
+
+def test_a_share_can_hold_anything(site: Site) -> None:
+    """Only regular files of the announced size are read: links led out of the share, and FIFOs held a poll for ever."""
+    site.publish()
+    site.configure(f"file://{site.web.www}")
+    objects = site.web.www / "objects"
+    release = site.publisher.release("n1")
+    kept = {each.sha256: (objects / each.sha256).read_bytes() for each in release.objects}
+    (name,) = kept
+    for make in (
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: os.mkfifo(path),
+        lambda path: path.mkdir(),
+        lambda path: path.write_bytes(kept[name] + b"more"),
+    ):
+        _remove(objects / name)
+        make(objects / name)
+        result = site.pull()
+        assert (result.code, "no regular file" in result.json["error"]) == (2, True), result.stdout
+        assert not list((site.host.state / "pull").glob("part.*"))
+    _remove(objects / name)
+    (objects / name).write_bytes(kept[name])
+    text = (site.web.www / "n1.release").read_bytes()
+    for make in (lambda path: path.symlink_to("/dev/zero"), lambda path: os.mkfifo(path)):
+        (site.web.www / "n1.release").unlink()
+        make(site.web.www / "n1.release")
+        assert site.pulled()["fetched"] == "offline"
+    (site.web.www / "n1.release").unlink()
+    (site.web.www / "n1.release").write_bytes(text)
+    assert site.pulled()["changed"] is True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+def test_nothing_is_fetched_that_an_unsigned_release_names(site: Site) -> None:
+    site.publish()
+    site.rewrite(lambda text: re.sub(r"^(object \S+ \S+) \d+", r"\1 9", text, flags=re.M), signed=False)
+    site.web.requests()
+    site.refuses("does not fit the text")
+    assert len(site.web.requests()) == 1
+
+
+def test_a_report_follows_no_link(site: Site) -> None:
+    victim = site.host.directory / "victim"
+    victim.write_text("mine\n")
+    folder = site.host.directory / "reports"
+    folder.mkdir()
+    (folder / "n1.json").symlink_to(victim)
+    site.publish()
+    site.configure(report=f"{folder}/")
+    answer = site.pulled()
+    assert json.loads((folder / "n1.json").read_text()) == answer
+    assert not (folder / "n1.json").is_symlink()
+    assert victim.read_text() == "mine\n"
+    assert [each.name for each in folder.iterdir()] == ["n1.json"]

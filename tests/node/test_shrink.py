@@ -1,14 +1,13 @@
-"""What a node refuses as shrunken is what its control host refuses: two programs, one decision."""
+"""What a node refuses as shrunken: fewer service ports than it may lose, or no endpoints left."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.bundle.write import write_bundle
-from agentless_kube_proxy.controller.guard import losses, service_ports
+from agentless_kube_proxy.plan.removal_limit import losses, service_ports
 
 from tests.node.host import Host
 from tests.node.nftables import NO_SYSCTLS
@@ -51,8 +50,13 @@ PAIRS = {
 }
 
 
+# The node knows two numbers, and not whose they are: here it lets pass what its control host refuses, or refuses more.
+COARSER = {"a family gone"}
+STRICTER = {"all gone but the API server"}
+
+
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_node_and_its_control_host_judge_the_same(nft_host: Host, tmp_path: Path, pair: str) -> None:
+def test_a_node_refuses_by_the_numbers_of_a_manifest(nft_host: Host, tmp_path: Path, pair: str) -> None:
     before, after = PAIRS[pair]
     for name, made in (("before", before), ("after", after)):
         write_bundle(made, tmp_path / name)
@@ -60,7 +64,7 @@ def test_a_node_and_its_control_host_judge_the_same(nft_host: Host, tmp_path: Pa
     for percent in (0, 50, 99):
         told = losses({"n1": (service_ports(before.fragments), service_ports(after.fragments), percent)})
         result = nft_host.akp("check", "--max-removed", str(percent), tmp_path / "after")
-        assert result.code == (2 if told else 0), (told, result.stdout)
-        if told:
-            of = r"(\d+ of \d+ service ports [a-z ]*, more than \d+ %)"
-            assert re.findall(of, result.json["error"]) == re.findall(of, told)
+        assert result.code in (0, 2), result.stdout
+        assert told or result.code == 0 or pair in STRICTER, result.stdout
+        assert result.code == 2 or not told or pair in COARSER, told
+    assert nft_host.akp("check", "--max-removed", "100", tmp_path / "after").code == 0

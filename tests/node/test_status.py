@@ -23,7 +23,7 @@ STATES = {
     "partial": "$ipt -t nat -F",
     "partial by a jump": '$ipt -t nat -D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
     "partial by a family": "nft delete table ip6 nat",
-    "foreign": f"$ipt -t nat -F KUBE-PROXY-GENERATION; $ipt -t nat -A KUBE-PROXY-GENERATION -m comment --comment {'0' * 64}",
+    "foreign": f"$ipt -t nat -N KUBE-PROXY-GEN-{'0' * 13}; $ipt -t nat -A KUBE-PROXY-GEN-{'0' * 13} -m comment --comment {'0' * 64}; $ipt -F INPUT",
 }
 
 
@@ -49,12 +49,11 @@ def test_differences_that_cannot_be_counted_are_not_none(nft_host: Host, tmp_pat
     assert nft_host.akp("status", "--verify", PATH=path_with(nft_host, tools)).code == 3
 
 
-@pytest.mark.parametrize(("pattern", "options"), [("*family*table*generation*", ()), ("*kind*sysctl*", ("--verify",))])
-def test_an_answer_is_whole_or_an_error(nft_host: Host, tmp_path: Path, pattern: str, options: tuple[str, ...]) -> None:
+def test_an_answer_is_whole_or_an_error(nft_host: Host, tmp_path: Path) -> None:
     """An awk that dies while the answer is put together."""
     nft_host.apply(bundles.simple(tmp_path / "a"))
-    tools = shim(nft_host, tmp_path / "bin", "awk", pattern)
-    result = nft_host.akp("status", *options, PATH=path_with(nft_host, tools))
+    tools = shim(nft_host, tmp_path / "bin", "awk", "*kind*sysctl*")
+    result = nft_host.akp("status", "--verify", PATH=path_with(nft_host, tools))
     assert (result.code, len(result.stdout.splitlines())) == (3, 1), result.stdout
     assert result.json["ok"] is False
 
@@ -82,10 +81,6 @@ def test_status_tells_at_a_glance(nft_host: Host, tmp_path: Path, case: str) -> 
     assert status["generation"] == host_generation(bundle)
     assert status["node"] == "n1"
     assert nft_host.kernel() == before
-    if case == "applied":
-        places = {(each["family"], each["table"]) for each in status["kernel"]}
-        assert places == {("ipv4", "filter"), ("ipv4", "nat"), ("ipv6", "filter"), ("ipv6", "nat")}
-        assert {each["generation"] for each in status["kernel"]} == {host_generation(bundle)}
 
 
 def test_status_of_a_host_that_never_had_a_bundle(host: Host) -> None:
@@ -114,15 +109,8 @@ def test_check_names_what_would_change(nft_host: Host, tmp_path: Path) -> None:
     second = bundles.simple(tmp_path / "b", bundles.shop(*service.endpoints[:2]))
     differences = nft_host.akp("check", "--verify", second).json["differences"]
     gone = service.endpoint_chain(service.endpoints[2])
-    assert {
-        "family": "ipv4",
-        "kind": "stale-chain",
-        "table": "nat",
-        "chain": gone,
-        "service": service.name,
-    } in differences
-    changed = {d["chain"] for d in differences if d["kind"] == "missing-rule" and d.get("service")}
-    assert changed == {service.chain}
+    assert {"family": "ipv4", "kind": "stale-chain", "table": "nat", "chain": gone} in differences
+    assert {d["chain"] for d in differences if d["kind"] == "missing-rule"} == {service.chain}
 
 
 def test_facts_are_what_the_engine_reads(host: Host) -> None:
@@ -175,7 +163,7 @@ def test_rollback_goes_back_one_bundle_and_forth_by_name(host: Host, tmp_path: P
         answer = host.akp("rollback").json
         assert (answer["changed"], answer["generation"]) == (True, names[i])
         assert host.rules() == rules[i]
-    assert "no bundle before" in host.akp("rollback").json["error"]
+    assert "before the recorded one is not kept" in host.akp("rollback").json["error"]
     assert "is not kept" in host.akp("rollback", names[0]).json["error"]
     assert "is not a generation" in host.akp("rollback", "x").json["error"]
     assert host.akp("rollback", names[3][:12]).json["generation"] == names[3]
@@ -198,8 +186,9 @@ def test_restore_needs_nothing_but_the_host(host: Host, tmp_path: Path) -> None:
 
 def test_a_kept_bundle_that_was_tampered_with_is_refused(nft_host: Host, tmp_path: Path) -> None:
     nft_host.apply(bundles.simple(tmp_path / "a"))
-    (file,) = nft_host.state.glob("bundles/*/iptables.rules")
+    (file,) = nft_host.state.glob("bundles/*/iptables-1-endpoints.rules")
     file.write_text(file.read_text() + "# more\n")
+    nft_host.sh("$ipt -F")
     assert "the digest does not match" in nft_host.akp("restore").json["error"]
 
 
@@ -219,16 +208,14 @@ def test_every_answer_is_one_line_of_json(nft_host: Host, tmp_path: Path) -> Non
 
 
 def test_kubelets_chains_come_and_go_but_its_name_hides_no_rule(any_flavour: Host, tmp_path: Path) -> None:
-    """The quick answer looks past chains of kubelet, not past whatever mentions them."""
     host = any_flavour
     made = host.apply(bundles.simple(tmp_path / "a"))["generation"]
     first = host.akp("ask").json["status"]
-    assert (first["quick"], first["kept"]) == (True, [made])
+    assert (first["state"], first["kept"]) == ("applied", [made])
     host.sh("$ipt -t mangle -N KUBE-KUBELET-CANARY; $ipt -t mangle -N KUBE-IPTABLES-HINT")
-    assert host.akp("ask").json["status"].get("quick") is True
     exact = host.akp("ask", "--verify").json["status"]
     assert (exact["drift"], exact["kept"]) == (0, [made])
     host.sh("$ipt -t nat -I KUBE-SERVICES 1 -d 10.96.0.10/32 -m comment --comment KUBELET-CANARY -j ACCEPT")
-    found = host.akp("ask").json["status"]
+    found = host.akp("ask", "--verify").json["status"]
     assert found["drift"] == 1
     assert "KUBELET-CANARY" in found["differences"][0]["rule"]

@@ -118,8 +118,8 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             with contextlib.suppress(queue.Empty):
                 while (event := events.get(timeout=seconds)) is not None:
-                    self.chunk(json.dumps(event).encode() + b"\n")
-                    if event["type"] == "ERROR":
+                    self.chunk(event + b"\n" if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
+                    if isinstance(event, dict) and event.get("type") == "ERROR":
                         break
             self.chunk(b"")
 

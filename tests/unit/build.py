@@ -5,6 +5,7 @@ Keyword arguments are the API's own field names, so that a test reads like the m
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentless_kube_proxy.cluster.objects import Reader
 from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.proxy.config import ProxyConfig, parse_config
 from agentless_kube_proxy.proxy.facts import node_facts
+from agentless_kube_proxy.proxy.policy import VipPolicy, under_policy
 from agentless_kube_proxy.proxy.view import ClusterView, NodeView
 
 Object = dict[str, Any]
@@ -107,7 +109,7 @@ def node(
     cpu: str = "2",
 ) -> Object:
     """A Node; its addresses are InternalIPs unless written as TYPE=ADDRESS."""
-    pairs = [text.split("=") if "=" in text else ("InternalIP", text) for text in addresses or ("172.18.0.11",)]
+    pairs = [text.split("=", 1) if "=" in text else ("InternalIP", text) for text in addresses or ("172.18.0.11",)]
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -144,7 +146,9 @@ def view(*objects: Any, on: str = "n1", facts: Object | None = None, **fields: A
     assert not read.problems, read.problems
     known = read.node(on)
     assert known is not None
-    return ClusterView(read, config(**{"clusterCIDR": CLUSTER_CIDR, **fields})).node_view(node_facts(known, facts))
+    settings = config(**{"clusterCIDR": CLUSTER_CIDR, **fields})
+    allowed, _said = under_policy(read, settings, VipPolicy())
+    return ClusterView(allowed, settings).node_view(node_facts(known, facts))
 
 
 def render(*objects: Any, on: str = "n1", facts: Object | None = None, **fields: Any) -> State:
@@ -161,9 +165,28 @@ def chain(state: State, table: str, name: str, family: str = "IPv4") -> str:
     return str(dict(state.objects())[family, table, name])
 
 
+# Names that stand for all files of a tool, one after the other.
+FILES = {
+    "iptables.rules": r"iptables-\d-.*",
+    "ip6tables.rules": r"ip6tables-\d-.*",
+    "nftables.nft": r"nftables-\d-.*",
+    "ipset.rules": r"ipset-\d-.*",
+    "ipvs.rules": r"ipvs-\d-.*",
+}
+
+
 def file(state: State, name: str) -> str:
-    """A file of the bundle."""
-    return str(dict(backends.files(state))[name])
+    """A file of the bundle, or all files of a tool."""
+    return joined(dict(backends.files(state)), name)
+
+
+def joined(files: dict[str, str], name: str) -> str:
+    """A file, or all files of a tool."""
+    return (
+        files[name]
+        if name in files
+        else "".join(files[each] for each in sorted(files) if re.fullmatch(FILES[name], each))
+    )
 
 
 def text(rules: str) -> str:

@@ -184,21 +184,23 @@ JSON = st.recursive(
 )
 
 
-def _places(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in an object."""
+def places(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in an object, as deep as real ones go: broken ones are nested without end."""
     if prefix:
         yield prefix
+    if len(prefix) > 30:
+        return
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, member in members:
-        yield from _places(member, (*prefix, key))
+        yield from places(member, (*prefix, key))
 
 
 def _broken(objects: list[Any], breaks: list[tuple[int, int, Any]], strangers: list[Any]) -> list[Any]:
     *broken, n1, n2, n3 = objects
     for which, where, what in breaks if broken else ():
         target = broken[which % len(broken)]
-        places = list(_places(target))
-        *parents, last = places[where % len(places)]
+        found = list(places(target))
+        *parents, last = found[where % len(found)]
         for key in parents:
             target = target[key]
         target[last] = copy.deepcopy(what)  # one that is drawn twice would else be put into itself

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from agentless_kube_proxy.backends.state import Part
+
 _LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _V4 = r"(?:\d{1,3}\.){3}\d{1,3}"
 _V6 = r"[0-9a-f:]*:[0-9a-f:]*"
@@ -14,6 +16,7 @@ _WORDS = {
     "hash": "[A-Z2-7]{16}",
     "bit": "0x[1248]0*",
     "generation": "[0-9a-f]{64}",
+    "short": "[0-9A-F]{13}",
 }
 _IPV4 = _WORDS | {
     "host": rf"{_V4}/32",
@@ -32,16 +35,16 @@ _IPV6 = _WORDS | {
     "mask": "(?:ffff:){7}ffff",
 }
 _SHAPES = r"""
-# node n\d, iptables mode, IPv[46], generation <generation>
+# node n\d, iptables mode, IPv[46](?:, generation <generation>)?
 # all services
 # <name> <p>
 \*(?:mangle|filter|nat)
 COMMIT
-:KUBE-(?:SERVICES|EXTERNAL-SERVICES|FORWARD|NODEPORTS|PROXY-FIREWALL|FIREWALL|POSTROUTING|MARK-MASQ|PROXY-CANARY|PROXY-GENERATION) - \[0:0\]
+:KUBE-(?:SERVICES|EXTERNAL-SERVICES|FORWARD|NODEPORTS|PROXY-FIREWALL|FIREWALL|POSTROUTING|MARK-MASQ|PROXY-CANARY|PROXY-GEN-<short>) - \[0:0\]
 :KUBE-(?:SVC|SVL|EXT|FW|SEP)-<hash> - \[0:0\]
 -I (?:INPUT|FORWARD|OUTPUT|PREROUTING|POSTROUTING) (?:-m conntrack --ctstate NEW )?-m comment --comment "(?:kubernetes externally-visible service portals|kubernetes health check service ports|kubernetes service portals|kubernetes forwarding rules|kubernetes load balancer firewall|kubernetes postrouting rules)" -j KUBE-(?:EXTERNAL-SERVICES|NODEPORTS|SERVICES|FORWARD|PROXY-FIREWALL|POSTROUTING)
 -I (?:INPUT|OUTPUT) -j KUBE-FIREWALL
--A KUBE-PROXY-GENERATION -m comment --comment <generation>
+-A KUBE-PROXY-GEN-<short> -m comment --comment <generation>
 -A KUBE-FIREWALL ! -s <loop> -d <loop> -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
 -A KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP
 -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark <bit>/<bit> -j ACCEPT
@@ -84,8 +87,11 @@ def _compiled(words: dict[str, str]) -> re.Pattern[str]:
 
 
 GRAMMARS = {
-    "iptables.rules": _compiled(_IPV4),
-    "ip6tables.rules": _compiled(_IPV6),
+    **{f"iptables-{part.value}.rules": _compiled(_IPV4) for part in Part},
+    **{f"ip6tables-{part.value}.rules": _compiled(_IPV6) for part in Part},
+    "frontends.allow": re.compile(
+        rf"\+4 (?:nat|filter) (?:{_compiled(_IPV4).pattern})|\+6 (?:nat|filter) (?:{_compiled(_IPV6).pattern})"
+    ),
     "sysctls.conf": re.compile(r"net\.[a-z0-9_.]+ = \d+"),
     "nfacct.rules": re.compile(r"[a-z_]+"),
     "conntrack.udp": re.compile(
@@ -94,7 +100,7 @@ GRAMMARS = {
     ),
     "services.jsonl": re.compile(r"\{[ -~]*\}"),
     "health.conf": re.compile(
-        r"eligible (?:true|false)|period [1-9]\d*"
-        rf"|listen (?:ipv4 {_V4}|ipv6 {_V6})|check ipv[46] [1-9]\d{{0,4}} {_LABEL} {_LABEL} \d+"
+        rf"period [1-9]\d*|listen (?:ipv4 {_V4}|ipv6 {_V6})|check ipv[46] [1-9]\d{{0,4}} {_LABEL} {_LABEL}"
     ),
+    "health.counts": re.compile(r"eligible (?:true|false)|count ipv[46] [1-9]\d{0,4} \d+"),
 }

@@ -5,25 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agentless_kube_proxy.bundle.archive import archive, lines_of
 from agentless_kube_proxy.bundle.program import PROGRAM, node_program
 from agentless_kube_proxy.bundle.write import write_bundle
-from agentless_kube_proxy.controller.push import (
-    Answer,
-    Command,
-    NoAnswer,
-    Way,
-    archive,
-    bundle_files,
-    parse_answer,
-    program_digest,
-)
+from agentless_kube_proxy.carry.answers import Answer, NoAnswer, parse_answer
+from agentless_kube_proxy.carry.protocol import Command, Way, bundle_files, program_digest
 
 from . import build
 
@@ -51,12 +42,17 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], di
             "cut",
             "wc",
             "sort",
+            "head",
+            "rm",
+            "mv",
+            "cp",
+            "mkdir",
         ):
             (tools / tool).symlink_to("/bin/busybox")
         path = f"{tools}:{path}"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    return SHELLS[request.param], {"PATH": path, "TMPDIR": str(temporary)}
+    return SHELLS[request.param], {"PATH": path, "AKP_PATH": path, "AKP_RUN": str(temporary), "TMPDIR": str(temporary)}
 
 
 def run(shell: tuple[list[str], dict[str, str]], command: Command) -> Answer:
@@ -74,7 +70,7 @@ def run(shell: tuple[list[str], dict[str, str]], command: Command) -> Answer:
 
 @pytest.fixture
 def way(tmp_path: Path) -> Way:
-    return Way(installed=str(tmp_path / "sbin" / "akp-node"), state_dir=str(tmp_path / "state dir"))
+    return Way(installed=str(tmp_path / "sbin" / "akp-node"), state_dir=str(tmp_path / "state-dir"))
 
 
 @pytest.fixture
@@ -89,8 +85,7 @@ def test_a_node_without_the_program_says_so(shell: Any, way: Way) -> None:
 
 
 def test_the_question_is_small(way: Way) -> None:
-    boot = "f01910a0-effa-45e0-8798-c4449ea6c931"
-    command = way.ask(["ask", "--known", boot], boot)
+    command = way.ask(["ask", "--known", "f01910a0-effa-45e0-8798-c4449ea6c931"])
     assert len(command.text) + len(command.stdin) < 900
 
 
@@ -99,14 +94,14 @@ def test_the_program_can_travel_with_the_question(shell: Any, way: Way, tmp_path
     assert answer.result["status"]["state"] == "absent"
     assert answer.result["facts"]["capabilities"]["ipv4"] is True
     assert list((tmp_path / "tmp").iterdir()) == [], "nothing stays behind"
-    assert not (tmp_path / "state dir").exists(), "asking changes nothing"
+    assert not (tmp_path / "state-dir").exists(), "asking changes nothing"
 
 
 def test_a_node_that_applied_a_bundle_has_the_program(shell: Any, way: Way, bundle: Path, tmp_path: Path) -> None:
-    first = run(shell, way.carry(["apply", "--services"], bundle))
+    first = run(shell, way.carry(["apply"], bundle))
     assert first.result["changed"] is True
-    assert [json.loads(line)["service"] for line in first.after] == ["shop/web"]
-    assert first.before == ()
+    shown = run(shell, way.ask(["show"]))
+    assert [json.loads(line)["service"] for line in shown.lines] == ["shop/web"]
     answer = run(shell, way.ask(["ask"]))
     assert not answer.needs_program
     # Each command runs in a namespace of its own, so what was applied is gone: as after a reboot.
@@ -114,50 +109,12 @@ def test_a_node_that_applied_a_bundle_has_the_program(shell: Any, way: Way, bund
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_quick_question_is_answered_for_as_long_as_nothing_changes(way: Way, bundle: Path, tmp_path: Path) -> None:
-    """In one namespace, as a node is one: the answer left there is good until a rule or a setting is not what it was."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    tools = ["iptables", "ip6tables", "nft", "ipset", "ipvsadm", "conntrack", "nfacct", "unshare"]
-    key = ".".join([boot, *(tool for tool in tools if shutil.which(tool))])
-    steps = {
-        "apply": way.carry(["apply"], bundle).text,
-        "same": way.ask(["ask", "--known", key], key).text,
-        "other tools": way.ask(["ask", "--known", boot], boot).text,
-        "rule": f"iptables -t nat -D KUBE-SERVICES 1; {way.ask(['ask', '--known', key], key).text}",
-    }
-    script = "".join(f"sh -c {shlex.quote(text)} >'{tmp_path}/{name}' 2>&1\n" for name, text in steps.items())
-    stdin = way.carry(["apply"], bundle).stdin
-    subprocess.run(["unshare", "--net", "sh", "-c", script], input=stdin, check=True)
-    answers = {name: parse_answer(0, (tmp_path / name).read_text(), "") for name in steps}
-    assert answers["apply"].result["changed"] is True
-    same = answers["same"]
-    assert same.result["status"]["quick"] is True
-    assert "key" not in same.result, "all of the program was started for it"
-    assert [each["interface"] for each in same.addresses] == []
-    assert answers["other tools"].result["facts"]["capabilities"]
-    assert answers["rule"].result["status"]["drift"] == 1
-
-
-def test_addresses_are_those_that_ip_prints() -> None:
-    lines = [
-        "1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever",
-        "2: eth0    inet6 fe80::1/64 scope link \\       valid_lft forever preferred_lft forever",
-        "3: tun0    inet 10.0.0.1 peer 10.0.0.2/32 scope global tun0",
-        '{"ok": true}',
-    ]
-    assert parse_answer(0, "\n".join(lines), "").addresses == (
-        {"interface": "lo", "address": "127.0.0.1", "prefix": 8},
-        {"interface": "eth0", "address": "fe80::1", "prefix": 64},
-        {"interface": "tun0", "address": "10.0.0.1", "prefix": 0},
-    )
-
-
 def test_a_program_of_another_version_does_not_count(shell: Any, way: Way) -> None:
     installed = Path(way.installed)
     installed.parent.mkdir()
-    installed.write_text(node_program() + "# older\n")
+    installed.write_text(node_program("iptables") + "# older\n")
     assert run(shell, way.ask(["ask"])).needs_program
-    installed.write_text(node_program())
+    installed.write_text(node_program("iptables"))
     assert not run(shell, way.ask(["ask"])).needs_program
 
 
@@ -206,22 +163,27 @@ def test_a_bundle_comes_on_stdin_to_an_account_that_may_run_nothing_else(
     shell: Any, bundle: Path, tmp_path: Path
 ) -> None:
     program = tmp_path / "akp-node"
-    program.write_text(node_program())
+    program.write_text(node_program("iptables"))
     restricted = Way(restricted=f"AKP_STATE={tmp_path}/state sh {program}")
-    answer = run(shell, restricted.carry(["apply", "--services"], bundle))
+    answer = run(shell, restricted.carry(["apply"], bundle))
     assert answer.result["changed"] is True
-    assert [json.loads(line)["service"] for line in answer.after] == ["shop/web"]
     assert restricted.ask(["ask"]).text == f"AKP_STATE={tmp_path}/state sh {program} ask"
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"== ../evil 1\nx\n==\n", b"== a/b 1\nx\n==\n", b"== manifest.json 1\nx\n== manifest.json 1\ny\n==\n", b"junk\n"],
-    ids=["parent", "folder", "twice", "junk"],
+    [
+        b"== ../evil 1\nx\n==\n",
+        b"== a/b 1\nx\n==\n",
+        b"== manifest.json 1\nx\n== manifest.json 1\ny\n==\n",
+        b"== log 1\nx\n==\n",
+        b"junk\n",
+    ],
+    ids=["parent", "folder", "twice", "log", "junk"],
 )
 def test_an_archive_can_name_nothing_but_its_own_files(shell: Any, tmp_path: Path, content: bytes) -> None:
     program = tmp_path / "akp-node"
-    program.write_text(node_program())
+    program.write_text(node_program("iptables"))
     restricted = Way(restricted=f"AKP_STATE={tmp_path}/state sh {program}")
     answer = run(shell, Command(restricted.carry(["apply"]).text, gzip.compress(content)))
     assert answer.result["ok"] is False
@@ -232,8 +194,14 @@ def test_an_archive_can_name_nothing_but_its_own_files(shell: Any, tmp_path: Pat
 
 def test_an_archive_is_the_files_and_their_number_of_lines() -> None:
     packed = archive([("a", b"one\ntwo\n"), ("empty", b"")])
-    assert gzip.decompress(packed) == b"== a 2\none\ntwo\n== empty 0\n==\n"
-    assert packed == archive([("a", b"one\ntwo\n"), ("empty", b"")])
+    assert packed == b"== a 2\none\ntwo\n== empty 0\n==\n"
+    small = archive([("a", b"one\ntwo\n"), ("empty", b"")], plain_below=0)
+    assert gzip.decompress(small) == packed
+    large = [("a", b"0123456789\n" * 3000), ("b", b"end\n")]
+    assert gzip.decompress(archive(large)).startswith(b"== a 3000\n0123456789\n")
+    assert archive(large) == archive(large)
+    assert [lines_of(each, "a") for each in (packed, small)] == [["one", "two"]] * 2
+    assert lines_of(archive(large), "b") == ["end"]
     with pytest.raises(ValueError, match="a: its last line has no end"):
         archive([("a", b"one")])
 
@@ -262,10 +230,10 @@ def test_a_node_that_talks_nonsense_is_quoted(stdout: str, stderr: str, words: s
 
 def test_a_terminal_in_between_does_no_harm() -> None:
     answer = parse_answer(0, '-{"a": 1}\r\n+{"b": 2}\r\n{"ok": true}\r\n', "")
-    assert (answer.before, answer.after) == (('{"a": 1}',), ('{"b": 2}',))
+    assert answer.lines == ('-{"a": 1}', '+{"b": 2}')
 
 
 def test_the_digest_is_that_of_the_program() -> None:
-    done = subprocess.run(["sha256sum"], input=node_program().encode(), capture_output=True, check=True)
-    assert done.stdout.decode().split()[0] == program_digest()
+    done = subprocess.run(["sha256sum"], input=node_program("iptables").encode(), capture_output=True, check=True)
+    assert done.stdout.decode().split()[0] == program_digest("iptables")
     assert os.access("/bin/busybox", os.X_OK)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentless_kube_proxy.choices import Choices, load_config
 from agentless_kube_proxy.cluster.files import UnreadableFile
 from agentless_kube_proxy.cluster.record import record_of
-from agentless_kube_proxy.controller import render as render_module
-from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
-from agentless_kube_proxy.controller.render import Outcome, Schedulers, Target, Vips, load_config, render, target
+from agentless_kube_proxy.plan import bundles as render_module
+from agentless_kube_proxy.plan.bundles import Outcome, Target, render, target
 from agentless_kube_proxy.proxy.config import InvalidConfig
 from agentless_kube_proxy.proxy.policy import RefusedVips
+from agentless_kube_proxy.tasks.directory import WorkDirectory, write_json
 
 from . import build
 
@@ -44,7 +45,7 @@ def hosts(*names: str, current: str = "", facts: dict[str, Any] | None = None) -
 
 
 def go(work: WorkDirectory, targets: list[Target] | None, config: dict[str, Any] | None = None) -> Outcome:
-    return render(work, work.snapshot, config or CONFIG, targets, "1.37")
+    return render(work, work.snapshot, Choices(config or CONFIG), targets)
 
 
 def test_a_host_that_was_never_served_is_stale_and_gets_a_bundle(work: WorkDirectory) -> None:
@@ -105,7 +106,7 @@ def test_with_something_new_it_is_computed_again(
     elif what == "the engine":
         monkeypatch.setattr(render_module, "engine_digest", lambda: "another")
     compat = "1.36" if what == "the compat" else "1.37"
-    outcome = render(work, work.snapshot, config, hosts("n1", facts=facts), compat)
+    outcome = render(work, work.snapshot, Choices(config, compat), hosts("n1", facts=facts))
     assert outcome.rendered == 1
     if what not in ("the engine", "the compat"):
         assert outcome.generations != before.generations
@@ -120,21 +121,66 @@ def test_facts_that_no_rule_depends_on_change_nothing(work: WorkDirectory, monke
 
 def test_addresses_of_all_nodes_and_of_the_api_server_are_nobody_elses(work: WorkDirectory) -> None:
     def refused(*claims: str) -> str:
+        """What stops the run for all."""
         nodes = [build.node(f"n{i}", f"172.18.0.{10 + i}") for i in (1, 2)]
         record = record_of([build.service(externalIPs=list(claims)), *nodes], "https://203.0.113.5:6443")
         record.write(work.snapshot)
         try:
-            render(work, work.snapshot, CONFIG, hosts("n1"), "1.37", vips=Vips("refuse"))
+            render(work, work.snapshot, Choices(CONFIG, vip_policy="refuse"), hosts("n1"))
         except RefusedVips as error:
             return str(error)
         return ""
 
     assert "203.0.113.5 is an address of the API server" in refused("203.0.113.5")
-    assert refused("203.0.113.2") == ""
-    # It is another node that has it, and nothing else is new.
+    assert "172.18.0.12 is an address of the node n2" in refused("172.18.0.12")
+    # A node that says it has an address says that for itself.
     facts = {"addresses": [{"interface": "eth1", "address": "203.0.113.2", "prefix": 24}]}
     write_json(work.answer_file("host-2"), {"host": "host-2", "node": "n2", "facts": facts})
-    assert "203.0.113.2 is an address of an interface of the node n2" in refused("203.0.113.2")
+    assert refused("203.0.113.2") == ""
+
+
+@pytest.mark.parametrize("policy", ["warn", "omit", "refuse"])
+def test_a_node_that_lies_about_its_addresses_changes_nothing_for_others(work: WorkDirectory, policy: str) -> None:
+    write_cluster(work, build.service(externalIPs=["203.0.113.2"]), build.slice_of("web", "10.244.1.5"))
+    lie = {**FACTS, "addresses": [{"interface": "eth1", "address": "203.0.113.2", "prefix": 24}]}
+
+    def go_on(facts: dict[str, Any]) -> Outcome:
+        targets = [*hosts("n1"), *hosts("n2", facts=facts)]
+        return render(work, work.snapshot, Choices(CONFIG, vip_policy=policy), targets)
+
+    before, after = go_on(FACTS), go_on(lie)
+    assert after.generations["n1"] == before.generations["n1"]
+    assert (work.bundles / "n1" / "iptables-2-dispatch.rules").read_text().count("203.0.113.2") == 1
+    told = "203.0.113.2 is an address of an interface of the node n2"
+    if policy == "refuse":
+        assert told in after.errors["n2"]
+    else:
+        assert told in after.warnings[0].text
+        assert after.rendered == 1, "only the node that says something new is looked at"
+        assert go_on(lie).warnings == after.warnings, "it is said every time"
+
+
+HOSTILE: dict[str, Any] = {
+    "kernel": {"kernel": "6.².0"},
+    "digits": {"cpus": 10**4000},
+    "negative": {"cpus": -5},
+    "truth": {"cpus": True},
+    "null byte": {"addresses": [{"interface": "eth0", "address": "172.18.0.12\x00"}]},
+    "surrogate": {"addresses": [{"interface": "\ud800", "address": "172.18.0.12"}], "zone": "\ud800"},
+    "mapping": {"addresses": {}},
+    "nested": {"capabilities": [[[]]]},
+    "numbers": {"addresses": [1, None, {}], "podCIDRs": "x"},
+    "kernel list": {"kernel": ["6"]},
+}
+
+
+@pytest.mark.parametrize("sort", HOSTILE)
+def test_whatever_a_node_says_of_itself_the_others_are_served(work: WorkDirectory, sort: str) -> None:
+    write_json(work.answer_file("n2"), {"host": "n2", "node": "n2", "facts": {**FACTS, **HOSTILE[sort]}})
+    outcome = go(work, [target(work, "n1", ""), target(work, "n2", "")])
+    assert outcome.written[0] == "n1"
+    assert "n1" not in outcome.errors
+    assert "n2" in outcome.generations or outcome.errors["n2"].isprintable()
 
 
 def test_without_hosts_every_node_gets_a_bundle(work: WorkDirectory) -> None:
@@ -170,13 +216,13 @@ def test_a_service_may_have_a_scheduler_of_its_own_in_ipvs_mode(work: WorkDirect
     write_cluster(work, build.service(), annotated)
     config = build.document(mode="ipvs")
     found = {}
-    for name, schedulers in {
-        "none": Schedulers(),
-        "annotated": Schedulers(annotations=True),
-        "named": Schedulers({"shop/web": "lc"}, annotations=True),
+    for name, choices in {
+        "none": Choices(config),
+        "annotated": Choices(config, scheduler_annotations=True),
+        "named": Choices(config, schedulers={"shop/web": "lc"}, scheduler_annotations=True),
     }.items():
-        render(work, work.snapshot, config, hosts("n1"), "1.37", schedulers)
-        lines = (work.bundles / "n1" / "ipvs.rules").read_text().splitlines()
+        render(work, work.snapshot, choices, hosts("n1"))
+        lines = (work.bundles / "n1" / "ipvs-1-frontends.rules").read_text().splitlines()
         found[name] = [line.split()[4] for line in lines]
     assert found == {"none": ["rr", "rr"], "annotated": ["sh", "rr"], "named": ["sh", "lc"]}
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from agentless_kube_proxy.backends.common import SERVICES
 from agentless_kube_proxy.bundle.manifest import SERVICES_FILE
-from agentless_kube_proxy.controller import report
-from agentless_kube_proxy.controller.directory import WorkDirectory
+from agentless_kube_proxy.plan import report
 from agentless_kube_proxy.proxy.warned import Warned
+from agentless_kube_proxy.tasks.directory import WorkDirectory
+from agentless_kube_proxy.tasks.notes import (
+    CONTROL,
+    About,
+    Asked,
+    Audited,
+    Entered,
+    Note,
+    Planned,
+    Pushed,
+    Refused,
+    Rendered,
+    SnapshotRead,
+    Span,
+    Stopped,
+)
 
 
 def line(service: str, *endpoints: str, port: str = "http", family: str = "IPv4", **fields: Any) -> str:
@@ -71,34 +88,34 @@ def test_a_flushed_table_does_not_fill_the_screen() -> None:
     assert lines[-1] == "    and 480 more"
 
 
-def note(phase: str, host: str, **fields: Any) -> dict[str, Any]:
-    return {"phase": phase, "host": host, "began": 100.0, "ended": 101.5, **fields}
+def note(sort: type[Span], host: str = CONTROL, **fields: Any) -> tuple[str, Note]:
+    return host, sort(**{"began": 100.0, "ended": 101.5, **fields})
 
 
-def push(host: str, *, changed: bool, changes: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
-    return note("push", host, changed=changed, changes=changes or [], **fields)
+def push(host: str, *, changed: bool, **fields: Any) -> tuple[str, Note]:
+    return note(Pushed, host, changed=changed, **fields)
 
 
-ADDED = report.as_data(report.service_changes([], [line("shop/web", "10.0.0.1:80", "10.0.0.2:80")]))
+ADDED = report.service_changes([], [line("shop/web", "10.0.0.1:80", "10.0.0.2:80")])
 
 
 def test_a_run_is_summed_up() -> None:
     notes = [
-        note("snapshot", "localhost", problems=["cluster/bad.yaml: Service/shop/bad: no"]),
-        note("ask", "n1"),
-        {**note("ask", "n2"), "began": 101.0, "ended": 104.0},
-        note("ask", "n3"),
-        note("render", "localhost", problems=["Service/shop/bad: no"]),
+        note(SnapshotRead, problems=["cluster/bad.yaml: Service/shop/bad: no"]),
+        note(Asked, "n1"),
+        note(Asked, "n2", began=101.0, ended=104.0),
+        note(Asked, "n3"),
+        note(Rendered, problems=["Service/shop/bad: no"]),
         push("n1", changed=True, changes=ADDED),
         push("n2", changed=True, changes=ADDED, differences=[{"kind": "missing-rule"}]),
         push("n3", changed=False),
-        note("push", "n4", failed="the kernel refused"),
+        note(Pushed, "n4", failed="the kernel refused"),
     ]
     summary = report.summarise(notes, ["n1", "n2", "n3", "n4", "n5"], check=False)
     assert summary.lines() == [
-        "5 nodes: 2 changed, 1 unchanged, 2 failed",
+        "5 nodes: 2 changed, 1 unchanged, 1 failed, 1 not tried",
         "  n4 failed: the kernel refused",
-        "  n5 failed: was not reached",
+        "not tried, they keep what they have: n5",
         "Services: 1 added, 0 changed, 0 removed; endpoints: 2 added, 0 removed",
         "  n2 was not as it was left, 1 difference",
         "left out of the cluster: 1",
@@ -108,11 +125,11 @@ def test_a_run_is_summed_up() -> None:
 
 
 def test_a_run_that_stopped_says_why() -> None:
-    notes = [note("ask", "n1"), {"phase": "stopped", "host": "localhost", "failed": "401"}]
+    notes = [note(Asked, "n1"), (CONTROL, Stopped("401"))]
     lines = report.summarise(notes, ["n1"], check=False).lines()
     assert lines[:3] == [
-        "1 node: 0 changed, 0 unchanged, 1 failed",
-        "  n1 failed: the run ended before its turn",
+        "1 node: 0 changed, 0 unchanged, 0 failed, 1 not tried",
+        "not tried, they keep what they have: n1",
         "stopped: 401",
     ]
 
@@ -134,16 +151,40 @@ def test_a_plan_is_named_by_all_that_is_in_it() -> None:
     assert plan["digest"] == report.plan_digest(plan)
     for change in ({"snapshot": "other"}, {"hosts": {}}):
         assert report.plan_digest({**plan, **change}) != plan["digest"]
-    again = [push("n1", changed=True, changes=ADDED, node="n1", previous=None, generation="g")]
-    again[0]["ended"] = 999.0
+    again = [push("n1", changed=True, changes=ADDED, node="n1", previous=None, generation="g", ended=999.0)]
     assert report.plan_of(again, "snapshot-digest") == plan, "how long it took is no part of it"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        SnapshotRead(1.0, 2.0, ("Service/shop/bad: no",), "https://api", (1.5,)),
+        Rendered(1.0, 2.0, ("a",), (Warned("things", "one"),)),
+        About("s", "p", ("alice",)),
+        Refused("no such Node"),
+        Planned("g", "d"),
+        Asked(1.0, 2.0, "unreachable"),
+        Pushed(1.0, 2.0, changed=True, node="n1", previous=None, generation="g", digest="d", changes=tuple(ADDED)),
+        Entered(3, "hash", "ledger.jsonl"),
+        Audited("what", 3.0),
+        Stopped("401"),
+    ],
+    ids=lambda note: note.SORT,
+)
+def test_a_note_is_read_as_it_was_written(tmp_path: Path, written: Note) -> None:
+    directory = WorkDirectory(tmp_path).make()
+    directory.note(written, "n1")
+    read = directory.noted(type(written), "n1")
+    assert json.dumps(dataclasses.asdict(read)) == json.dumps(dataclasses.asdict(written))
+    assert type(read) is type(written)
 
 
 def test_notes_of_a_run_are_its_own(tmp_path: Path) -> None:
     directory = WorkDirectory(tmp_path).make()
-    directory.note("ask", "host/with:odd name", {"began": 1})
-    assert directory.noted("ask", "host/with:odd name") == {"phase": "ask", "host": "host/with:odd name", "began": 1}
-    assert [each["host"] for each in directory.notes()] == ["host/with:odd name"]
+    asked = Asked(1.0, 2.0)
+    directory.note(asked, "host/with:odd name")
+    assert directory.noted(Asked, "host/with:odd name") == asked
+    assert list(directory.notes()) == [("host/with:odd name", asked)]
     for number in range(9):
         (tmp_path / "runs" / f"old-{number}").mkdir()
     directory.forget_old_runs()
@@ -160,7 +201,7 @@ def test_warnings_stand_under_the_heading_that_they_were_made_with(tmp_path: Pat
         Warned("b things", "3"),
     ]
     directory = WorkDirectory(tmp_path).make()
-    directory.note("render", "localhost", {"warned": said})
-    lines = report.summarise(directory.notes(), [], check=False).lines()
+    directory.note(Rendered(1.0, 2.0, warned=said), CONTROL)
+    lines = report.summarise(list(directory.notes()), [], check=False).lines()
     told = ["a thing: 1", "  two waits for approval", "b things: 2", "  one: claims more", "  3"]
     assert lines[lines.index("a thing: 1") :][:5] == told

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from agentless_kube_proxy.backends.compat import DEFAULT_COMPAT
+from agentless_kube_proxy.proxy.compat import DEFAULT_COMPAT
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "plugins" / "modules").glob("*.py"))
@@ -86,12 +86,49 @@ def test_a_role_documents_its_defaults_and_nothing_else(role: str) -> None:
             assert "{{" in str(default), f"{name} has a plain default that is not documented"
 
 
+# A role is for production, a module does what it is told: these defaults are others on purpose.
+CAREFUL = {
+    "kube_proxy_max_removed_percent": (50, 100),
+    "kube_proxy_confirm_within": (60, 0),
+    "kube_proxy_keep": (3, 0),
+    "kube_proxy_mode": (None, "iptables"),  # that of kube_proxy_config
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_variable_of_a_role_is_what_the_option_is_that_falls_back_to_it(role: str) -> None:
+    specs = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    for name, documented in specs["main"]["options"].items():
+        for module, option in options_of_modules().get(name, ()):
+            where = f"{name} of the role {role} and the module {module}"
+            assert documented.get("choices") == option.get("choices"), where
+            assert kind(documented) == kind(option) or (documented["type"], option["type"]) == ("raw", "list"), where
+            found = (documented.get("default"), option.get("default"))
+            # A role cannot leave a variable unset, and says so with an empty value.
+            assert found in (CAREFUL.get(name), (option.get("default"),) * 2) or (
+                found[0] in ("", [], {}) and not found[1]
+            ), where
+
+
+def options_of_modules() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """Variable -> the options that fall back to it, with their modules."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for module in MODULES:
+        action = importlib.import_module(f"ansible_collections.agentless.kube_proxy.plugins.action.{module}")
+        for option, variable in {"dir": "kube_proxy_dir", **action.ActionModule.VARIABLES}.items():
+            found.setdefault(variable, []).append((module, action.ActionModule.SPEC[option]))
+    return found
+
+
+def kind(option: dict[str, Any]) -> tuple[str, str]:
+    """A path in a variable is a text: it is expanded where it is used."""
+    first, second = ("str" if option.get(key) == "path" else option.get(key, "") for key in ("type", "elements"))
+    return first, second
+
+
 def test_the_default_of_compat_is_the_same_wherever_it_is_written_down() -> None:
-    """An import in controller/base.py would load all back ends, which a run without news need not wait for."""
-    base = importlib.import_module("ansible_collections.agentless.kube_proxy.plugins.plugin_utils.controller.base")
-    of_roles = {role: defaults(role)["kube_proxy_compat"] for role in ROLES if "kube_proxy_compat" in defaults(role)}
-    assert of_roles == {"publish": DEFAULT_COMPAT, "sync": DEFAULT_COMPAT}
-    assert base.RULE_OPTIONS["compat"]["default"] == DEFAULT_COMPAT
+    options = [option for _module, option in options_of_modules()["kube_proxy_compat"]]
+    assert [option["default"] for option in options] == [DEFAULT_COMPAT] * 2
 
 
 def defaults(role: str) -> dict[str, Any]:
@@ -100,6 +137,7 @@ def defaults(role: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dashed", sorted((ROOT / "playbooks").glob("*-*.yml")), ids=lambda path: path.stem)
 def test_a_playbook_with_a_dash_is_an_import_of_one_without(dashed: Path) -> None:
+    assert dashed.name == "sync-services.yml", "the one that users call by this name"
     (play,) = yaml.safe_load(dashed.read_text())
     real = dashed.with_name(play["ansible.builtin.import_playbook"])
     assert real.name == dashed.name.replace("-", "_")

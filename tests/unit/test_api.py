@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from agentless_kube_proxy.cluster import api as api_module
-from agentless_kube_proxy.cluster.access import Access, InvalidAccess
+from agentless_kube_proxy.cluster.access import Access, InvalidAccess, TransportError, _chunks, _lines
 from agentless_kube_proxy.cluster.api import (
     ENDPOINT_SLICES,
     NODES,
@@ -321,3 +323,63 @@ def test_options_win_over_the_environment_and_its_names_are_those_of_kubernetes_
         impersonate_groups=("a", "b"),
         proxy_headers={"user_agent": "us"},
     )
+
+
+# ------------------------------------------------------------------ an API server that means harm
+
+
+def test_a_list_without_end_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page promises another one: with the objects of the first again, or with none at all."""
+    for items, limit, told in (
+        ([{"metadata": {"name": "a", "namespace": "b"}}] * 10, "MOST_OBJECTS", "objects"),
+        ([], "MOST_PAGES", "pages"),
+        ([], "LIST_SECONDS", "seconds"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(api_module, limit, 0.3 if limit == "LIST_SECONDS" else 50)
+            page = {"kind": "ServiceList", "metadata": {"resourceVersion": "1", "continue": "more"}, "items": items}
+            server.trouble = [lambda _path, _query, page=page: Answer(body=page)]  # type: ignore[misc]
+            with connected(server) as api, pytest.raises(Unreachable) as refused:
+                api.list(SERVICES)
+        assert re.search(f"has no end: it goes on after [0-9.]+ {told}", str(refused.value))
+
+
+def test_an_answer_that_is_packed_is_refused_before_it_is_unpacked(server: Server) -> None:
+    """A thousand bytes can stand for a gigabyte, and nothing asked for it."""
+    server.once(Answer(body={"kind": "ServiceList"}, headers={"Content-Encoding": "gzip"}), times=100)
+    with connected(server) as api, pytest.raises(Unreachable, match=r"the answer is packed \(gzip\)"):
+        api.list(SERVICES)
+    assert not any("gzip" in each.get("Accept-Encoding", "") for each in server.headers)
+
+
+class Dripping:
+    """An answer of which a piece comes every now and then, without end."""
+
+    def __init__(self, piece: bytes, pause: float = 0.01) -> None:
+        self.piece, self.pause, self.read = piece, pause, 0
+
+    def read1(self, _most: int, *, decode_content: bool) -> bytes:
+        assert not decode_content
+        time.sleep(self.pause)
+        self.read += 1
+        return self.piece
+
+
+def test_an_answer_that_drips_or_swells_ends() -> None:
+    drip, flood = Dripping(b"x"), Dripping(b"x" * 1000, 0.0)
+    with pytest.raises(TransportError, match=r"did not end within 0\.2 s"):
+        list(_chunks(drip, 0.2, None))
+    with pytest.raises(TransportError, match="has more than 100000 bytes"):
+        list(_chunks(flood, 60, 100_000))
+    assert flood.read == 101
+
+
+def test_a_line_in_a_million_pieces_is_read_once() -> None:
+    """Joined again with every piece, it would take hours."""
+    pieces = [b"x" * 50] * 200_000
+    began = time.monotonic()
+    first, second, third = _lines([*pieces, b"\n\nb", b"\nc"])
+    assert (len(first), second, third) == (10_000_000, b"b", b"c")
+    assert time.monotonic() - began < 5
+    with pytest.raises(TransportError, match="a line has more than"):
+        list(_lines(b"x" * 1_000_000 for _ in range(100)))

@@ -58,7 +58,10 @@ def test_what_no_rule_depends_on_is_pruned() -> None:
         assert gone not in text
     assert "kept" in text
     each = {**build.endpoint("10.0.0.1"), **SLICE_NOISE}
-    assert "targetRef" not in json.dumps(prune("EndpointSlice", {"endpoints": [each]}))
+    (kept,) = prune("EndpointSlice", {"endpoints": [each]})["endpoints"]
+    assert kept == {**build.endpoint("10.0.0.1"), "targetRef": {"kind": "Pod", "name": "x"}}, (
+        "explanations name the Pod"
+    )
 
 
 def test_the_order_of_files_and_objects_does_not_matter() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.cluster import watch as watch_module
 from agentless_kube_proxy.cluster.access import Access
-from agentless_kube_proxy.cluster.api import Api, Forbidden, Unreachable, connect
+from agentless_kube_proxy.cluster.api import Api, ApiError, Forbidden, Unreachable, connect
 from agentless_kube_proxy.cluster.record import Record
-from agentless_kube_proxy.cluster.watch import ObjectChange, wait_for_change
+from agentless_kube_proxy.cluster.watch import ObjectChange, Watch, wait_for_change
 
 from .apiserver import Answer, Object, Server, serving, status
 
@@ -201,3 +201,102 @@ def test_without_a_record_the_beginning_is_what_was_known(server: Server) -> Non
     obj = changed(server.objects[SLICES][0], endpoints=[{"addresses": ["10.0.0.1"]}])
     later(1.0, lambda: server.tell(SLICES, "MODIFIED", obj))
     assert len(wait(server, None, timeout=20)[0]) == 1
+
+
+GOOD = {"namespace": "shop", "name": "web-0", "resourceVersion": "200"}
+MALFORMED: dict[str, Any] = {
+    "a number": 7,
+    "a list": [],
+    "nothing": b"null",
+    "no type": {"object": {"metadata": GOOD}},
+    "no object": {"type": "MODIFIED"},
+    "a type that is none": {"type": "EXPLODED", "object": {"metadata": GOOD}},
+    "a type that is a list": {"type": ["MODIFIED"], "object": {"metadata": GOOD}},
+    "an object that is text": {"type": "MODIFIED", "object": "x"},
+    "an object that is null": {"type": "MODIFIED", "object": None},
+    "metadata that is text": {"type": "MODIFIED", "object": {"metadata": "x"}},
+    "metadata that is a list": {"type": "DELETED", "object": {"metadata": [1]}},
+    "no metadata": {"type": "MODIFIED", "object": {}},
+    "a name that is a number": {"type": "MODIFIED", "object": {"metadata": {**GOOD, "name": 7}}},
+    "a name that is a mapping": {"type": "ADDED", "object": {"metadata": {**GOOD, "name": {}}}},
+    "a namespace that is a list": {"type": "ADDED", "object": {"metadata": {**GOOD, "namespace": ["x"]}}},
+    "a version that is a list": {"type": "MODIFIED", "object": {"metadata": {**GOOD, "resourceVersion": [1]}}},
+    "another kind": {"type": "MODIFIED", "object": {"kind": "Status", "metadata": GOOD}},
+    "an error that is none": {"type": "ERROR", "object": {"code": ["x"], "message": {"a": 1}}},
+    "a bookmark of nothing": {"type": "BOOKMARK", "object": {"metadata": "x"}},
+    "no JSON": b"{",
+    "deep": b'{"type": "MODIFIED", "object": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "digits": b'{"type": "MODIFIED", "object": {"metadata": {"name": ' + b"9" * 5000 + b"}}}",
+    "bytes": b"\xff\xfe\x00",
+}
+HOSTILE: dict[str, Any] = {
+    "a surrogate": {"spec": {"clusterIP": "\ud800"}},
+    "labels that are text": {"metadata": {**GOOD, "labels": "x"}},
+    "ports that are text": {"spec": {"clusterIP": "10.96.0.1", "ports": "x"}},
+    "a large number": {"spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 10**300}]}},
+    "a number that is none": {"spec": {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 1e308}}}},
+    "annotations that are lists": {"metadata": {**GOOD, "annotations": {"kube-proxy.agentless.io/x": [[]]}}},
+}
+
+
+def watched_after(server: Server, event: Any) -> Watch:
+    """A watch that goes on after an event: what changes then is noticed."""
+    with Watch(lambda: connected(server), seconds=30) as watch:
+        assert watch.next(20) is not None
+        server.events.setdefault(SERVICES, queue.Queue()).put(event)
+        obj = changed(server.objects[SERVICES][1])
+        obj["spec"]["ports"] = [{"port": 81}]
+        server.objects[SERVICES][1] = obj
+        server.tell(SERVICES, "MODIFIED", obj)
+        found: set[str] = set()
+        deadline = time.monotonic() + 20
+        while "web-1" not in found and time.monotonic() < deadline:
+            update = watch.next(1.0)
+            found |= {each.name for each in update.changes} if update else set()
+            # A real server tells a new watch what an old one missed.
+            server.tell(SERVICES, "MODIFIED", obj)
+        assert "web-1" in found
+        return watch
+
+
+@pytest.mark.parametrize("sort", MALFORMED)
+def test_an_event_that_is_none_does_not_end_the_watch(server: Server, sort: str) -> None:
+    watch = watched_after(server, MALFORMED[sort])
+    lists = len([path for path, query in server.asked if path == SERVICES and "watch" not in query])
+    assert lists <= 2, "one list at the beginning, and one more at most"
+    if lists == 2:
+        assert watch.malformed == 1
+        assert watch.last_malformed.isprintable()
+
+
+@pytest.mark.parametrize("sort", HOSTILE)
+def test_an_object_that_cannot_be_read_does_not_end_the_watch(server: Server, sort: str) -> None:
+    obj = {**server.objects[SERVICES][0], **HOSTILE[sort]}
+    obj["metadata"] = {**GOOD, **obj["metadata"]}
+    watched_after(server, {"type": "MODIFIED", "object": obj})
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"items": 7},
+        {"items": [7]},
+        {"items": [{"metadata": {"name": 7}}, {"metadata": {"name": "x"}}]},
+        {"items": [{"metadata": {"name": "x", "namespace": ["x"]}}]},
+        {"metadata": {"continue": ["x"]}},
+        {"metadata": []},
+        {"kind": ["x"]},
+        b"[" * 100_000,
+        b"9" * 10_000,
+        b"\xff",
+        b"null",
+    ],
+)
+def test_a_list_that_is_none_is_an_error_in_words_and_the_next_one_counts(server: Server, page: Any) -> None:
+    body = page if isinstance(page, bytes) else {"kind": "ServiceList", "metadata": {"resourceVersion": "7"}, **page}
+    server.once(Answer(body=body), SERVICES, times=99)
+    api = connected(server)
+    with pytest.raises(ApiError, match="services"):
+        api.record()
+    server.trouble.clear()
+    assert api.record().counts["Service"] == 5

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentless_kube_proxy.bundle.manifest import bundle_digest
 from agentless_kube_proxy.bundle.release import sign
 from agentless_kube_proxy.bundle.write import write_bundle
 from agentless_kube_proxy.cluster.record import peek, record_of
-from agentless_kube_proxy.controller.approval import (
+from agentless_kube_proxy.plan.approval import (
     Approval,
     NotApproved,
     approval_of,
@@ -24,8 +25,9 @@ from agentless_kube_proxy.controller.approval import (
     uncovered,
     write_plan,
 )
-from agentless_kube_proxy.controller.directory import WorkDirectory, read_json, write_json
-from agentless_kube_proxy.controller.report import as_data, plan_digest, plan_of, service_changes
+from agentless_kube_proxy.plan.report import plan_digest, plan_of, service_changes
+from agentless_kube_proxy.tasks.directory import WorkDirectory, read_json, write_json
+from agentless_kube_proxy.tasks.notes import Pushed
 
 from tests.node.signing import new_key
 
@@ -88,9 +90,9 @@ def written(tmp_path: Path) -> Path:
     cluster = tmp_path / "cluster.json"
     record_of([service("web")], "test").write(cluster)
     changes = service_changes((), (directory.bundles / "n1" / "services.jsonl").read_text().splitlines())
-    digest = json.loads((directory.bundles / "n1" / "manifest.json").read_text())["digest"]
-    pushed = {"phase": "push", "host": "n1", "node": "n1", "generation": state.generation, "digest": digest}
-    content = plan_of([{**pushed, "changed": True, "changes": as_data(changes)}], peek(cluster))
+    digest = bundle_digest(directory.bundles / "n1")
+    pushed = Pushed(1.0, 2.0, changed=True, node="n1", generation=state.generation, digest=digest, changes=changes)
+    content = plan_of([("n1", pushed)], peek(cluster))
     path = tmp_path / "plan.json"
     write_plan(path, content, cluster, "shop", ["what plan_services said"])
     return path
@@ -101,11 +103,11 @@ def test_a_plan_is_for_its_bundles_not_only_for_what_they_serve(written: Path, t
     content = read_json(written) or {}
     bundle = tmp_path / "akp" / "bundles" / "n1"
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert content["hosts"]["n1"]["digest"] == manifest["digest"]
+    assert content["hosts"]["n1"]["digest"] == bundle_digest(bundle)
     agreed = Approval(content, (), text)
     assert uncovered(agreed, {"n1": bundle}) == {}
     # The same rules, with another node program.
-    write_json(bundle / "manifest.json", {**manifest, "digest": OTHER})
+    write_json(bundle / "manifest.json", {**manifest, "files": {**manifest["files"], "akp-node": f"{OTHER} 1"}})
     wrong = uncovered(agreed, {"n1": bundle})
     assert wrong["n1"].startswith("would get another bundle of the generation that the plan says")
     # What a plan leaves as it is may be put right, but no signature is good for that.

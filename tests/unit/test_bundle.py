@@ -6,15 +6,14 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from agentless_kube_proxy.backends.state import FrameObject, State, delta
-from agentless_kube_proxy.bundle.manifest import manifest_text
-from agentless_kube_proxy.bundle.write import node_program, write_bundle, write_delta
+from agentless_kube_proxy.bundle.manifest import manifest_digest, manifest_text
+from agentless_kube_proxy.bundle.write import bundle_parts, node_program, sealed, write_bundle, write_delta
 
 from .build import port, render, service, slice_of
 
@@ -37,9 +36,15 @@ def test_a_bundle_holds_a_file_for_every_tool(tmp_path: Path) -> None:
     assert sorted(written(tmp_path / "n1")) == [
         "akp-node",
         "conntrack.udp",
+        "frontends.allow",
         "health.conf",
-        "ip6tables.rules",
-        "iptables.rules",
+        "health.counts",
+        "ip6tables-1-endpoints.rules",
+        "ip6tables-2-dispatch.rules",
+        "ip6tables-3-frontends.rules",
+        "iptables-1-endpoints.rules",
+        "iptables-2-dispatch.rules",
+        "iptables-3-frontends.rules",
         "manifest.json",
         "nfacct.rules",
         "services.jsonl",
@@ -47,55 +52,54 @@ def test_a_bundle_holds_a_file_for_every_tool(tmp_path: Path) -> None:
     ]
 
 
-def test_the_manifest_says_what_it_is_and_holds_the_digest_of_every_file(tmp_path: Path) -> None:
+def test_the_manifest_says_what_it_is_and_holds_digest_and_size_of_every_file(tmp_path: Path) -> None:
     state = shop()
     write_bundle(state, tmp_path / "n1")
     files = written(tmp_path / "n1")
     manifest = json.loads(files.pop("manifest.json"))
-    assert manifest.pop("files") == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    assert re.fullmatch(r"[0-9a-f]{64}", manifest.pop("digest"))
+    listed = manifest.pop("files")
+    assert listed == {name: f"{hashlib.sha256(content).hexdigest()} {len(content)}" for name, content in files.items()}
+    assert [*listed][-1] == "akp-node"
     assert manifest == {
-        "apiVersion": "akp/v1",
+        "apiVersion": "akp/v2",
         "kind": "Bundle",
         "node": "n1",
         "mode": "iptables",
         "compat": "1.37",
         "generation": state.generation,
-        "counts": {"services": 2, "servicePorts": 3},
+        "services": 2,
+        "servicePorts": 3,
+        "endpoints": 2,
     }
 
 
-def test_the_digest_is_that_of_the_manifest_without_its_line(tmp_path: Path) -> None:
+def test_the_digest_of_a_bundle_is_that_of_its_manifest(tmp_path: Path) -> None:
     write_bundle(shop(), tmp_path / "n1")
     manifest = tmp_path / "n1" / "manifest.json"
     # As a shell computes it.
-    command = f"grep -v '^  \"digest\": ' {manifest} | sha256sum | cut -d ' ' -f 1"
-    digest = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip()
-    assert json.loads(manifest.read_text())["digest"] == digest
-    assert manifest.read_text().endswith(f'  "digest": "{digest}"\n}}\n')
+    told = subprocess.run(["sha256sum", manifest], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert manifest_digest(manifest.read_text()) == told
+    digest, files = sealed(bundle_parts(shop()))
+    assert digest == hashlib.sha256(dict(files)["manifest.json"]).hexdigest()
 
 
 def test_a_manifest_has_one_key_a_line() -> None:
-    lines = manifest_text({"kind": "Bundle", "files": {"a": "b"}}).splitlines()
-    assert lines[:6] == [
+    assert manifest_text({"kind": "Bundle"}, [("a", b"b\n"), ("c", b"")]).splitlines() == [
         "{",
-        '  "apiVersion": "akp/v1",',
+        '  "apiVersion": "akp/v2",',
         '  "kind": "Bundle",',
         '  "files": {',
-        '    "a": "b"',
-        "  },",
+        f'    "a": "{hashlib.sha256(b"b" + bytes([10])).hexdigest()} 2",',
+        f'    "c": "{hashlib.sha256(b"").hexdigest()} 0"',
+        "  }",
+        "}",
     ]
-
-
-def test_a_manifest_with_a_second_digest_is_not_written() -> None:
-    with pytest.raises(ValueError, match="exactly one digest"):
-        manifest_text({"files": {"digest": ""}})
 
 
 def test_the_program_comes_along_and_can_be_run(tmp_path: Path) -> None:
     write_bundle(shop(), tmp_path / "n1")
     program = tmp_path / "n1" / "akp-node"
-    assert program.read_text() == node_program()
+    assert program.read_text() == node_program("iptables")
     assert os.access(program, os.X_OK)
     assert (tmp_path / "n1").stat().st_mode & 0o777 == 0o755
 
@@ -117,7 +121,7 @@ def test_a_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
     (tmp_path / "n1" / "stray").write_text("left over")
     write_bundle(shop("10.244.1.2"), tmp_path / "n1")
     assert "stray" not in written(tmp_path / "n1")
-    assert b"10.244.1.2:80" in written(tmp_path / "n1")["iptables.rules"]
+    assert b"10.244.1.2:80" in written(tmp_path / "n1")["iptables-1-endpoints.rules"]
     assert [path.name for path in tmp_path.iterdir()] == ["n1"]
 
 
@@ -139,10 +143,11 @@ def test_a_delta_bundle_names_the_generation_that_it_is_made_for(tmp_path: Path)
     assert (manifest["kind"], manifest["base"], manifest["generation"]) == ("Delta", old.generation, new.generation)
     assert set(manifest["files"]) == {
         "conntrack.udp.diff",
-        "ip6tables.rules",
-        "iptables.rules",
+        "ip6tables-1-endpoints.rules",
+        "iptables-1-endpoints.rules",
         "services.jsonl.diff",
     }
+    assert (manifest["services"], manifest["servicePorts"], manifest["endpoints"]) == (2, 3, 4)
 
 
 def test_services_are_told_one_a_line(tmp_path: Path) -> None:

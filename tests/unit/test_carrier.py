@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.controller import carrier as module
-from agentless_kube_proxy.controller.carrier import Carrier, CarrierGone
+from agentless_kube_proxy.carry import time_limit as limits
+from agentless_kube_proxy.carry.workers import Carrier, CarrierGone
 
 
 class Tasks:
@@ -23,7 +23,9 @@ class Tasks:
         self._folder = folder
         self._read = 0
 
-    def execute(self, host: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def execute(
+        self, host: str, arguments: Mapping[str, Any], about: Mapping[str, Any], line: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         (self._folder / f"{host}.begun").touch()
         if arguments.get("raise"):
             raise RuntimeError("no such luck")
@@ -39,6 +41,9 @@ class Tasks:
             "host": host,
             "pid": os.getpid(),
             "read": self._read,
+            "line": {"from": host},
+            "had": line,
+            "about": dict(about),
             "large": "x" * int(arguments.get("large", 0)),
         }
 
@@ -122,6 +127,23 @@ def test_a_process_runs_task_after_task_while_the_inventory_is_the_same(carrier:
     assert result["pid"] != results[0]["pid"]
 
 
+def test_what_a_result_leaves_for_the_next_task_of_its_host_is_given_to_that_while_the_inventory_is_the_same(
+    carrier: Carrier,
+) -> None:
+    def had(host: str) -> Any:
+        carrier.submit(host, {})
+        result = told(carrier)["result"]
+        assert "line" not in result
+        return result["had"]
+
+    assert had("n1") is None
+    assert had("n2") is None
+    assert had("n1") == {"from": "n1"}
+    carrier.refresh()
+    told(carrier)
+    assert had("n1") is None
+
+
 def test_what_has_not_begun_can_be_taken_back(carrier: Carrier, tmp_path: Path) -> None:
     for name in ("a", "b"):
         carrier.submit(name, {"until": "go"})
@@ -165,7 +187,9 @@ def test_a_task_that_ends_badly_is_a_failure_of_its_host(
 
 
 def test_a_task_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_TASK_SECONDS", 0.2)
+    """The task has a limit of its own; this one is for what does not keep to it."""
+    monkeypatch.setattr(limits, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(Tasks, "settings", lambda _self: {"n1": {"task_timeout": "0", "confirm_within": 0}})
     made = Carrier(Tasks(tmp_path), os.setsid)
     answers = made.answers()
     next(answers)

@@ -48,7 +48,7 @@ def test_rules_of_no_service_are_told_beside_services(tmp_path: Path, mode: str)
 def test_rules_of_services_that_stay_are_told_too(tmp_path: Path) -> None:
     found = changes(tmp_path, (), (OTHER, ENDPOINTS), iptables={"masqueradeAll": True})
     (gone, come) = found["node"].details
-    assert gone.startswith("- iptables.rules: -A KUBE-SVC-")
+    assert gone.startswith("- iptables-1-endpoints.rules: -A KUBE-SVC-")
     assert "shop/web:http cluster IP" in come
 
 
@@ -63,11 +63,11 @@ def test_rules_in_another_order_are_others(tmp_path: Path) -> None:
     write_bundle(render(service("web")), tmp_path / "one")
     write_bundle(render(service("web")), tmp_path / "two")
     assert compare_bundles(tmp_path / "one", tmp_path / "two") == []
-    rules, manifest = tmp_path / "two" / "iptables.rules", tmp_path / "two" / "manifest.json"
+    rules, manifest = tmp_path / "two" / "iptables-3-frontends.rules", tmp_path / "two" / "manifest.json"
     lines = rules.read_text().splitlines(keepends=True)
     first = next(index for index, line in enumerate(lines) if line.startswith("-A KUBE-POSTROUTING"))
     lines[first : first + 2] = reversed(lines[first : first + 2])
     rules.write_text("".join(lines))
-    manifest.write_text(manifest.read_text().replace('"iptables.rules": "', '"iptables.rules": "0'))
+    manifest.write_text(manifest.read_text().replace('-3-frontends.rules": "', '-3-frontends.rules": "0'))
     (change,) = compare_bundles(tmp_path / "one", tmp_path / "two")
-    assert change.details == ("~ iptables.rules: the same lines in another order",)
+    assert change.details == ("~ iptables-3-frontends.rules: the same lines in another order",)

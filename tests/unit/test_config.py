@@ -229,8 +229,6 @@ def test_durations_are_those_of_go(text: Any, seconds: float | None) -> None:
     ("fields", "messages"),
     [
         # shape
-        ({"iptable": {}}, ["iptable: is not a field of KubeProxyConfiguration"]),
-        ({"iptables": {"masqBit": 1}}, ["iptables.masqBit: is not a field of KubeProxyConfiguration"]),
         ({"iptables": []}, ["iptables: must be a mapping, not []"]),
         ({"iptables": {"masqueradeBit": "14"}}, ["iptables.masqueradeBit: must be an integer, not '14'"]),
         ({"iptables": {"masqueradeBit": True}}, ["iptables.masqueradeBit: must be an integer, not True"]),
@@ -248,8 +246,17 @@ def test_durations_are_those_of_go(text: Any, seconds: float | None) -> None:
         ({"kind": "ConfigMap"}, ["kind: must be KubeProxyConfiguration, not 'ConfigMap'"]),
         # all that is wrong is told at once
         (
-            {"mod": "x", "conntrack": {"min": "x"}},
-            ["mod: is not a field of KubeProxyConfiguration", "conntrack.min: must be an integer, not 'x'"],
+            {"conntrack": {"min": "x"}, "mode": "userspace", "clusterCIDR": "10.244.0.0", "kind": "ConfigMap"},
+            [
+                "conntrack.min: must be an integer, not 'x'",
+                "kind: must be KubeProxyConfiguration, not 'ConfigMap'",
+                "mode: 'userspace' is not one of iptables, ipvs, nftables",
+                "clusterCIDR: must be one CIDR, or two of different families, separated by a comma",
+            ],
+        ),
+        (
+            {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": 0}},
+            ["detectLocal.bridgeInterface: must be a string, not 0"],
         ),
         (
             {"mode": "userspace", "oomScoreAdj": 2000},
@@ -393,6 +400,17 @@ def test_a_configuration_is_a_mapping(wrong: Any) -> None:
 )
 def test_what_kube_proxy_accepts_is_accepted(fields: Any) -> None:
     assert config(**fields).mode in ("iptables", "ipvs")
+
+
+def test_fields_that_kube_proxy_does_not_know_are_named_and_change_nothing() -> None:
+    found = config(iptable={}, iptables={"masqBit": 1, "masqueradeBit": 15}, mode="nftables", future=None)
+    assert found == config(iptables={"masqueradeBit": 15}, mode="nftables")
+    assert [str(each) for each in found.warnings] == [
+        f"KubeProxyConfiguration: {field}: is not a field of KubeProxyConfiguration and has no effect, as with kube-proxy; "
+        "a typing error?"
+        for field in ("iptable", "iptables.masqBit", "future")
+    ]
+    assert config().warnings == ()
 
 
 def test_a_configuration_that_is_json_already_is_none_the_worse() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from agentless_kube_proxy.bundle.release import DeltaEntry
 from agentless_kube_proxy.cluster.record import record_of
-from agentless_kube_proxy.controller.consent import Consent, NoConsent
-from agentless_kube_proxy.controller.directory import WorkDirectory
-from agentless_kube_proxy.controller.following import begin
-from agentless_kube_proxy.controller.guard import Frontends
+from agentless_kube_proxy.plan.consent import Consent, NoConsent
+from agentless_kube_proxy.plan.progress import begin
+from agentless_kube_proxy.plan.removal_limit import Frontends
+from agentless_kube_proxy.tasks.directory import WorkDirectory
 
 from .build import render, service, slice_of, snapshot
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from agentless_kube_proxy.proxy import limits
+from agentless_kube_proxy.proxy.budget import BUNDLE_BYTES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -38,3 +40,16 @@ def test_no_fault_of_the_table_left_a_half_state_or_lost_a_service_or_did_not_he
     _fault, _mode, injected, half, lost, unhealed, _seconds = (cell.strip() for cell in row.strip("|").split("|"))
     assert int(injected) >= 300
     assert (half, lost, unhealed) == ("0", "0", "0")
+
+
+def test_the_limits_are_those_of_the_engine() -> None:
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([0-9][0-9,-]*[0-9])", (ROOT / "docs" / "safety.md").read_text(), re.M))
+    first, last = limits.HEALTH_CHECK_PORTS
+    assert {what.split(":")[0]: number for what, number in rows.items() if "Service" in what or "port" in what} == {
+        "endpoints of one port, in one family": f"{limits.ENDPOINTS_PER_PORT:,}",
+        "entries of one Service in one family": f"{limits.ENTRIES_PER_SERVICE:,}",
+        "external and load balancer IPs of one Service": f"{limits.ADDRESSES_PER_SERVICE:,}",
+        "source ranges of one Service": f"{limits.SOURCE_RANGES_PER_SERVICE:,}",
+        "health check port": f"{first}-{last}",
+        "all Services together, by an estimate": f"{BUNDLE_BYTES // 1_000_000}",
+    }

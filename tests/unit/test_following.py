@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.cluster.record import peek, record_of
-from agentless_kube_proxy.controller.approval import approved_clusters
-from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
-from agentless_kube_proxy.controller.following import approved_frontends, begin, conclude, followed_now
-from agentless_kube_proxy.controller.guard import Frontends
-from agentless_kube_proxy.controller.render import target
+from agentless_kube_proxy.plan.approval import approved_clusters
+from agentless_kube_proxy.plan.bundles import target
+from agentless_kube_proxy.plan.progress import approved_frontends, begin, conclude, followed_now
+from agentless_kube_proxy.plan.removal_limit import Frontends
+from agentless_kube_proxy.tasks.directory import WorkDirectory, write_json
 
 from .build import render, service, slice_of
 

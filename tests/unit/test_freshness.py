@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from agentless_kube_proxy.bundle.program import node_program
+from agentless_kube_proxy.bundle.program import part_program
 from agentless_kube_proxy.cluster.record import Listing, Record
 from agentless_kube_proxy.cluster.trigger import trigger_text, trigger_time
-from agentless_kube_proxy.controller.directory import WorkDirectory, write_json
-from agentless_kube_proxy.controller.freshness import PROGRAMMING, Freshness, note_run
+from agentless_kube_proxy.plan.metrics import PROGRAMMING, Freshness, note_run
+from agentless_kube_proxy.tasks.directory import WorkDirectory, write_json
+from agentless_kube_proxy.tasks.notes import CONTROL, Note, Pushed, SnapshotRead
 from prometheus_client.parser import text_string_to_metric_families
 
 ALERTS = Path(__file__).parents[2] / "examples" / "prometheus"
@@ -27,15 +28,15 @@ def directory(tmp_path: Path) -> WorkDirectory:
     return WorkDirectory(tmp_path / "akp").make()
 
 
-def run(directory: WorkDirectory, *notes: dict[str, Any], hosts: tuple[str, ...] = ("n1", "n2")) -> None:
-    failed = [note["host"] for note in notes if note.get("failed")]
+def run(directory: WorkDirectory, *notes: tuple[str, Note], hosts: tuple[str, ...] = ("n1", "n2")) -> None:
+    failed = [host for host, note in notes if isinstance(note, Pushed) and note.failed]
     with Freshness(directory, "shop") as fresh:
         note_run(fresh, directory, notes, hosts, failed)
         fresh.write(directory.path)
 
 
-def push(host: str, ended: float, **fields: Any) -> dict[str, Any]:
-    return {"phase": "push", "host": host, "began": ended - 1, "ended": ended, "generation": "a" * 64, **fields}
+def push(host: str, ended: float, **fields: Any) -> tuple[str, Note]:
+    return host, Pushed(ended - 1, ended, generation="a" * 64, **fields)
 
 
 def samples(directory: WorkDirectory) -> dict[tuple[str, ...], float]:
@@ -71,7 +72,7 @@ def test_a_node_that_never_answered_is_told_of(directory: WorkDirectory) -> None
 def test_the_time_to_the_kernel_is_counted_for_every_change_on_every_node_that_changed(
     directory: WorkDirectory,
 ) -> None:
-    snapshot = {"phase": "snapshot", "host": "localhost", "began": 90.0, "ended": 91.0, "triggered": [99.8, 98.0]}
+    snapshot = CONTROL, SnapshotRead(90.0, 91.0, triggered=[99.8, 98.0])
     run(directory, snapshot, push("n1", 100.0, changed=True), push("n2", 101.0))
     found = samples(directory)
     assert found[f"{PROGRAMMING}_count",] == 2
@@ -136,7 +137,9 @@ def test_the_alerts_of_the_examples_fire_when_they_should() -> None:
 def test_the_alerts_of_the_examples_are_about_metrics_that_exist(directory: WorkDirectory) -> None:
     (group,) = yaml.safe_load((ALERTS / "alerts.yml").read_text())["groups"]
     asked = {name for rule in group["rules"] for name in re.findall(r"\b(?:akp|kubeproxy)_\w+", rule["expr"])}
-    run(directory, push("n1", 100.0, changed=True, triggered=[99.0]), push("n2", 101.0))
+    snapshot = CONTROL, SnapshotRead(98.0, 99.0, triggered=[99.0])
+    run(directory, snapshot, push("n1", 100.0, changed=True), push("n2", 101.0))
     ours = {name for name, *_labels in samples(directory)}
     assert len(asked) == 7
-    assert all(name in ours or name in node_program() for name in asked), asked - ours
+    told = part_program("metrics").replace('SYNC "_', "kubeproxy_sync_proxy_rules_")
+    assert all(name in ours or name in told for name in asked), asked - ours

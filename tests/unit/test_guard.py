@@ -11,8 +11,8 @@ import pytest
 from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.bundle.archive import UnreadableArchive, archive, lines_of
 from agentless_kube_proxy.bundle.write import bundle_parts
-from agentless_kube_proxy.controller.approval import unapproved
-from agentless_kube_proxy.controller.guard import (
+from agentless_kube_proxy.plan.approval import unapproved
+from agentless_kube_proxy.plan.removal_limit import (
     Frontends,
     Ports,
     Shrunken,

@@ -16,16 +16,23 @@ def web(**fields: object) -> Object:
 
 
 def checks(*objects: Object, on: str = "n1", **fields: object) -> list[str]:
-    lines = file(render(*objects, on=on, **fields), "health.conf").splitlines()
-    return [line.removeprefix("check ") for line in lines if line.startswith("check ")]
+    """Each check with its count."""
+    state = render(*objects, on=on, **fields)
+    counts: dict[tuple[str, str], str] = {}
+    for line in file(state, "health.counts").splitlines()[1:]:
+        _word, family, number, count = line.split()
+        counts[family, number] = count
+    found = [line.split()[1:] for line in file(state, "health.conf").splitlines() if line.startswith("check ")]
+    assert list(counts) == [(family, number) for family, number, _namespace, _name in found]
+    return [" ".join([*each, counts[each[0], each[1]]]) for each in found]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_tells_port_service_and_the_ready_endpoints_of_the_node(mode: str) -> None:
     objects = web(), slice_of("web", "10.244.1.1", "10.244.1.2", endpoint("10.244.2.1", node="n2"))
-    assert file(render(*objects, mode=mode, nodePortAddresses=["0.0.0.0/0"]), "health.conf") == (
-        "eligible true\nperiod 30\nlisten ipv4 0.0.0.0\ncheck ipv4 31000 shop web 2\nlisten ipv6 ::\n"
-    )
+    state = render(*objects, mode=mode, nodePortAddresses=["0.0.0.0/0"])
+    assert file(state, "health.conf") == "period 30\nlisten ipv4 0.0.0.0\ncheck ipv4 31000 shop web\nlisten ipv6 ::\n"
+    assert file(state, "health.counts") == "eligible true\ncount ipv4 31000 2\n"
 
 
 def test_in_nftables_mode_it_listens_on_the_primary_address_unless_told_otherwise() -> None:
@@ -94,7 +101,7 @@ def test_it_listens_where_node_ports_do() -> None:
     ],
 )
 def test_a_node_that_is_to_go_is_not_eligible(fields: Object, eligible: str) -> None:
-    assert file(render({**node(), **fields}), "health.conf").startswith(f"eligible {eligible}\n")
+    assert file(render({**node(), **fields}), "health.counts").startswith(f"eligible {eligible}\n")
 
 
 def test_the_period_of_the_configuration_is_told() -> None:
@@ -108,6 +115,7 @@ def test_a_count_that_changes_no_rule_is_a_new_generation_and_travels_in_a_delta
     new = render(web(), slice_of("web", leaving), mode=mode)
     change = delta(old, new)
     assert not change.needs_full
-    assert set(change.changed) >= {("file", "health.conf")}
+    assert set(change.changed) >= {("file", "health.counts")}
+    assert ("file", "health.conf") not in change.changed
     assert {obj[0] for obj in change.changed} == {"file"}
-    assert "check ipv4 31000 shop web 0\n" in change.changed["file", "health.conf"]
+    assert "count ipv4 31000 0\n" in change.changed["file", "health.counts"]

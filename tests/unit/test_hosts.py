@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy.backends.state import State
-from agentless_kube_proxy.controller.hosts import Change, Host, Need
+from agentless_kube_proxy.watch.host import Change, Host, Need
 
 from .build import node as node_object
 from .build import render, service, slice_of
@@ -195,3 +195,40 @@ def test_a_push_that_was_taken_back_is_still_to_be_made(settled: Host) -> None:
     settled.sending(Need.DELTA)
     settled.dropped()
     assert settled.need(1) is Need.DELTA
+
+
+def test_a_host_that_answers_and_never_takes_a_push_is_tried_ever_less_often(settled: Host) -> None:
+    settled.want(TWO)
+    now, pushes = 0.0, []
+    while now < 600:
+        need = settled.need(now)
+        if need is Need.QUESTION:
+            settled.sending(need)
+            settled.answered(answer(ONE), now + LATER)
+        elif need in (Need.DELTA, Need.BUNDLE):
+            settled.sending(need)
+            pushes.append(now)
+            settled.failed(now)
+        now += 0.1
+    assert len(pushes) < 18, "with pauses of 1, 2, 4 … 60 s"
+    assert pushes[-1] - pushes[-2] > 50
+    settled.want(ONE)
+    settled.sending(Need.QUESTION)
+    settled.answered(answer(ONE), now + LATER)
+    assert settled.failures == 0, "it has what it shall have"
+
+
+def test_a_change_that_can_never_be_confirmed_is_tried_ever_less_often(settled: Host) -> None:
+    settled.want(TWO)
+    pauses = []
+    for now in range(0, 2000, 200):
+        settled.ask = False
+        settled.sending(Need.DELTA)
+        assert settled.applied(TWO.generation, now + LATER)
+        settled.waits("token", ONE.generation, now + 0.5, changed=True)
+        settled.sending(Need.CONFIRMATION)
+        pauses.append(settled.failed(float(now)))
+        settled.sending(Need.QUESTION)
+        settled.answered(answer(ONE), now + LATER)
+    assert pauses[0] < 3
+    assert pauses[-1] > 50

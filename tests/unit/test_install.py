@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.bundle.program import node_program
-from agentless_kube_proxy.controller.install import File, Install, InvalidInstall
-from agentless_kube_proxy.controller.push import parse_answer
+from agentless_kube_proxy.bundle.program import node_program, part_program
+from agentless_kube_proxy.carry.answers import parse_answer
+from agentless_kube_proxy.carry.install import File, Install, InvalidInstall, part_path
 
 SHELLS = (["dash"], ["busybox", "ash"])
 
@@ -29,13 +29,14 @@ def test_what_is_wanted_is_there_and_a_second_time_changes_nothing(tmp_path: Pat
         files=[File(str(unit), "[Service]\nExecStart=/bin/true"), File(str(tmp_path / "secret"), "x\n", "0600")],
         program=True,
         program_path=str(program),
+        mode="nftables",
         then=f"echo again >>{marker}",
     )
     paths = [str(program), str(unit), str(tmp_path / "secret")]
     assert run(wanted, dry_run=True, shell=shell) == {"ok": True, "files": paths}
     assert not unit.exists()
     assert run(wanted, shell=shell) == {"ok": True, "files": paths}
-    assert program.read_text() == node_program()
+    assert program.read_text() == node_program("nftables")
     assert unit.read_text() == "[Service]\nExecStart=/bin/true\n"
     assert [oct(Path(path).stat().st_mode & 0o777) for path in paths] == ["0o755", "0o644", "0o600"]
     assert run(wanted, shell=shell) == {"ok": True, "files": []}
@@ -89,3 +90,20 @@ def test_what_should_follow_and_fails_is_told(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(wanted: Install) -> None:
     with pytest.raises(InvalidInstall):
         wanted.command(dry_run=True)
+
+
+def test_programs_come_and_go_beside_the_node_program(tmp_path: Path) -> None:
+    program = tmp_path / "akp-node"
+    both = Install(program_path=str(program), parts={"pull": True, "health": True})
+    assert run(both)["files"] == [str(tmp_path / "akp-pull"), str(tmp_path / "akp-health")]
+    assert (tmp_path / "akp-health").read_text() == part_program("health")
+    assert not program.exists()
+    gone = Install(program_path=str(program), parts={"pull": False})
+    assert run(gone)["files"] == [str(tmp_path / "akp-pull")]
+    assert (tmp_path / "akp-health").exists()
+
+
+def test_the_node_program_finds_what_checks_signatures_wherever_it_is_itself() -> None:
+    assert part_path("pull", "/opt/akp/akp-node") == "/opt/akp/akp-pull"
+    assert part_path("verify", "/opt/akp/akp-node") == "/usr/local/sbin/akp-verify"
+    assert "VERIFY=${AKP_VERIFY:-/usr/local/sbin/akp-verify}" in node_program("iptables")

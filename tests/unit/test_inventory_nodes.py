@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from agentless_kube_proxy.tasks.trust import OLDEST, OldAnsible, require_ansible
 
 from . import build
 from .apiserver import Server, serving
@@ -117,6 +118,87 @@ def test_a_label_is_never_a_template(cluster: Path) -> None:
     found = inventory(cluster, cluster_dir="cluster")
     assert hostvars(found, "n2.example")["kube_node"]["labels"]["note"].startswith("{{ lookup")
     assert not Path("/tmp/akp-pwned").exists()
+
+
+HOSTILE = {
+    "template": "{{ lookup('pipe', 'touch MARK') }}",
+    "option": "-oProxyCommand=touch MARK",
+    "dash": "-n1.example",
+    "blank": "n1 touch",
+    "user": "root@n1",
+    "scope": "fe80::1%$(touch MARK)",
+    "hexadecimal": "0x7f.1",
+    "number": "2130706433",
+    "line": "n1\nansible_connection=local",
+    "escape": "n1\x1b[2J",
+    "slash": "n1/../x",
+    "long": "n" * 64,
+    "loopback": "127.0.0.53",
+    "loopback6": "::1",
+    "self": "localhost",
+    "below-self": "a.localhost",
+    "any": "0.0.0.0",
+    "metadata": "169.254.169.254",
+    "multicast": "ff02::1",
+}
+
+
+def test_what_is_no_address_and_no_name_is_not_connected_to(tmp_path: Path) -> None:
+    mark, file = tmp_path / "mark", str(tmp_path / "hostile.kube_nodes.yml")
+    hostile = {f"h-{sort}": text.replace("MARK", str(mark)) for sort, text in HOSTILE.items()}
+    (tmp_path / "cluster").mkdir()
+    nodes = [build.node(name, f"Hostname={hostname}") for name, hostname in hostile.items()]
+    nodes.append(build.node("n2", "Hostname=N2.example.com"))
+    (tmp_path / "cluster" / "nodes.yaml").write_text(yaml.safe_dump_all(nodes))
+    options = {"plugin": "agentless.kube_proxy.nodes", "cluster_dir": "cluster", "address_types": ["Hostname"]}
+    Path(file).write_text(yaml.safe_dump(options))
+    done = ansible("ansible-inventory", "-i", file, "--list", "--export")
+    found = plain(json.loads(done.stdout))
+    warnings = " ".join(done.stderr.split())
+    assert found["nodes"]["hosts"] == sorted([*hostile, "n2"]), "the hosts themselves stay"
+    assert hostvars(found, "n2")["ansible_host"] == "N2.example.com"
+    for name, hostname in hostile.items():
+        assert "ansible_host" not in hostvars(found, name)
+        assert hostvars(found, name)["kube_node"]["addresses"][0]["address"] == hostname, "as data it is what it is"
+        assert f"Node {name}: status.addresses: the Hostname" in warnings
+    assert "choose other address_types" in warnings
+    assert "\x1b" not in done.stderr
+    # What Ansible does with the variables of a host, and with its name.
+    told = ansible("ansible", "-i", file, "all", "-f", "20", "-m", "debug", "-a", "var=kube_node")
+    assert told.stdout.count("SUCCESS") == len(nodes)
+    ansible("ansible", "-i", file, "h-*", "-f", "20", "-m", "raw", "-a", "true", "-T", "1")
+    assert not mark.exists()
+
+
+def ansible(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": "/nonexistent", "ANSIBLE_HOST_KEY_CHECKING": "0"}
+    program = str(Path(sys.executable).with_name(tool))
+    return subprocess.run([program, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_node_cannot_take_the_place_of_the_control_host(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    nodes = [build.node("localhost", "203.0.113.66"), build.node("127.0.0.1", "203.0.113.66"), build.node("n1")]
+    (tmp_path / "cluster" / "nodes.yaml").write_text(yaml.safe_dump_all(nodes))
+    assert inventory(tmp_path / "cluster", cluster_dir="cluster")["nodes"]["hosts"] == ["n1"]
+
+
+@pytest.mark.parametrize("version", ["2.18.0", "2.18.12", "2.9.27", "1.0", "unknown"])
+def test_a_version_of_ansible_that_evaluates_data_is_refused(version: str) -> None:
+    with pytest.raises(OldAnsible, match=r"needs ansible-core 2\.19 or newer"):
+        require_ansible(version)
+
+
+def test_the_oldest_version_is_the_same_wherever_it_is_said() -> None:
+    require_ansible("2.19.0")
+    require_ansible("2.20.0b1")
+    require_ansible()
+    root = Path(__file__).parents[2]
+    wanted = ".".join(map(str, OLDEST))
+    assert yaml.safe_load((root / "meta" / "runtime.yml").read_text())["requires_ansible"] == f">={wanted}.0"
+    assert f"ansible-core>={wanted}" in (root / "requirements.txt").read_text().split()
+    for file in root.glob("roles/*/meta/main.yml"):
+        assert yaml.safe_load(file.read_text())["galaxy_info"]["min_ansible_version"] == wanted, file
 
 
 @pytest.fixture

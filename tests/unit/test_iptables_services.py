@@ -122,7 +122,7 @@ def test_an_address_with_leading_zeros_is_decimal() -> None:
     rules = file(state, "iptables.rules")
     for address in ("172.30.0.41/32", "192.168.99.22/32", "1.2.3.4/32", "203.0.113.0/25", "10.180.0.1:8080"):
         assert address in rules
-    assert not re.search(r"\b0\d", re.sub(r"generation.*|GENERATION.*", "", rules))
+    assert not re.search(r"\b0\d", re.sub(r"generation.*|GEN-.*", "", rules))
 
 
 def test_both_families_of_a_service_have_chains_of_the_same_name() -> None:
@@ -132,12 +132,12 @@ def test_both_families_of_a_service_have_chains_of_the_same_name() -> None:
     assert "-d 10.96.7.7/32" in chain(state, "nat", "KUBE-SERVICES", "IPv4")
 
 
-def test_of_two_services_that_claim_one_address_both_are_written_and_the_first_by_name_is_met() -> None:
+def test_of_two_services_that_claim_one_address_only_that_which_has_it_is_written() -> None:
     a, b = (service(name, clusterIP=f"10.96.0.{i}", externalIPs=["192.0.2.1"]) for i, name in enumerate(("a", "b"), 1))
     for objects in ((a, b), (b, a)):
         state = render(*objects, slice_of("a", "10.244.1.1"), slice_of("b", "10.244.1.2"))
         claims = [rule for rule in chain(state, "nat", "KUBE-SERVICES").splitlines() if "192.0.2.1" in rule]
-        assert [re.search(r'"(\S+) external IP"', rule)[1] for rule in claims] == ["shop/a:http", "shop/b:http"]  # type: ignore[index]
+        assert [re.search(r'"(\S+) external IP"', rule)[1] for rule in claims] == ["shop/a:http"]  # type: ignore[index]
 
 
 # ------------------------------------------------------------------ externalTrafficPolicy: Local
@@ -458,9 +458,9 @@ def test_up_to_a_thousand_endpoints_every_rule_says_whose_it_is_and_above_that_e
     without_comments = [
         comment.sub("", rule) if "KUBE-SEP-" in rule else rule
         for rule in mentioning(small, "-A")
-        if "GENERATION" not in rule
+        if "KUBE-PROXY-GEN-" not in rule
     ]
-    assert [rule for rule in mentioning(large, "-A") if "GENERATION" not in rule] == without_comments
+    assert [rule for rule in mentioning(large, "-A") if "KUBE-PROXY-GEN-" not in rule] == without_comments
     assert len([rule for rule in mentioning(small, "KUBE-SEP-") if comment.search(rule)]) == 10 * 4
     assert not [rule for rule in mentioning(large, "KUBE-SEP-") if "--comment" in rule]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy.backends import ipvs
-from agentless_kube_proxy.backends.compat import COMPATS
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.cluster.objects import SCHEDULERS
+from agentless_kube_proxy.proxy.compat import COMPATS
 from agentless_kube_proxy.proxy.config import InvalidConfig, ProxyConfig, with_schedulers
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.view import ClusterView
@@ -378,10 +378,10 @@ def test_one_endpoint_more_changes_its_virtual_servers_and_nothing_else() -> Non
     )
     change = delta(before, after)
     written = dict(ipvs.delta_files(change, after))
-    assert set(written) == {"iptables.rules", "ip6tables.rules", "ipvs.rules", "services.jsonl"}
-    assert written["ipvs.rules"] == "-a -t 10.96.7.7:80 -r 10.244.2.6:8080 -m -w 1\n"
+    assert set(written) == {"iptables.rules", "ip6tables.rules", "ipvs-2-endpoints.rules", "services.jsonl"}
+    assert written["ipvs-2-endpoints.rules"] == "-a -t 10.96.7.7:80 -r 10.244.2.6:8080 -m -w 1\n"
     assert [line for line in written["iptables.rules"].splitlines() if line.startswith(("-A", "-I"))] == [
-        f"-A KUBE-PROXY-GENERATION -m comment --comment {after.generation}"
+        f"-A KUBE-PROXY-GEN-{after.generation[:13].upper()} -m comment --comment {after.generation}"
     ] * 2
 
 
@@ -393,37 +393,43 @@ def test_a_service_that_goes_is_deleted_by_its_virtual_servers_and_taken_from_th
     both = write(NODE, service(), service("b", clusterIP="10.96.0.2"))
     one = write(NODE, service())
     gone, come = change(both, one), change(one, both)
-    assert gone["ipvs.rules"] == "-D -t 10.96.0.2:80\n"
-    assert come["ipvs.rules"] == "-A -t 10.96.0.2:80 -s rr\n"
+    assert gone["ipvs-1-frontends.rules"] == "-D -t 10.96.0.2:80\n"
+    assert come["ipvs-1-frontends.rules"] == "-A -t 10.96.0.2:80 -s rr\n"
     assert gone["ip.batch"] == "addr del 10.96.0.2/32 dev kube-ipvs0\n"
     assert come["ip.batch"] == "addr add 10.96.0.2/32 dev kube-ipvs0\n"
-    assert gone["ipset.rules"] == "del KUBE-CLUSTER-IP 10.96.0.2,tcp:80\ndel KUBE-IPVS-IPS 10.96.0.2\n"
-    assert come["ipset.rules"] == "add KUBE-CLUSTER-IP 10.96.0.2,tcp:80\nadd KUBE-IPVS-IPS 10.96.0.2\n"
+    assert gone["ipset-1-frontends.rules"] == "del KUBE-CLUSTER-IP 10.96.0.2,tcp:80\ndel KUBE-IPVS-IPS 10.96.0.2\n"
+    assert come["ipset-1-frontends.rules"] == "add KUBE-CLUSTER-IP 10.96.0.2,tcp:80\nadd KUBE-IPVS-IPS 10.96.0.2\n"
 
 
 def test_an_address_that_another_port_still_needs_stays() -> None:
     before, after = write(NODE, service(ports=[port(80), port(81, "b")])), write(NODE, service())
     assert "ip.batch" not in change(before, after)
-    assert change(before, after)["ipset.rules"] == "del KUBE-CLUSTER-IP 10.96.7.7,tcp:81\n"
+    assert change(before, after)["ipset-1-frontends.rules"] == "del KUBE-CLUSTER-IP 10.96.7.7,tcp:81\n"
 
 
 def test_endpoints_come_before_others_go_and_affinity_is_an_edit() -> None:
     before = write(NODE, service(), slice_of("web", endpoint("10.244.2.5", node="n2")))
     after = write(NODE, service(sessionAffinity="ClientIP"), slice_of("web", endpoint("10.244.2.6", node="n2")))
-    assert change(before, after)["ipvs.rules"].splitlines() == [
-        "-E -t 10.96.7.7:80 -s rr -p 10800",
+    files = change(before, after)
+    assert files["ipvs-1-frontends.rules"] == "-E -t 10.96.7.7:80 -s rr -p 10800\n"
+    assert files["ipvs-2-endpoints.rules"].splitlines() == [
         "-a -t 10.96.7.7:80 -r 10.244.2.6:8080 -m -w 1",
         "-d -t 10.96.7.7:80 -r 10.244.2.5:8080",
     ]
 
 
-def test_a_set_that_must_be_made_anew_is_told_so_that_the_node_asks_for_a_whole_bundle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_set_that_must_be_made_anew_takes_a_whole_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipvs, "MAXELEM", 1)
     one, two = write(NODE, service()), write(NODE, service(), service("b", clusterIP="10.96.0.2"))
-    assert (
-        "create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 2\n" in change(one, two)["ipset.rules"]
-    )
+    assert delta(one, two).needs_full
     single = write(NODE, service(), facts={"capabilities": {"ipv6": False}})
-    assert "destroy KUBE-6-CLUSTER-IP\n" in change(one, single)["ipset.rules"]
+    assert delta(one, single).needs_full
+
+
+def test_files_of_endpoints_hold_real_servers_and_loops_and_no_more() -> None:
+    state = write(NODE, service(), slice_of("web", endpoint("10.244.1.5", node="n1")))
+    files = dict(ipvs.files(state))
+    assert files["ipset-2-endpoints.rules"] == "add KUBE-LOOP-BACK 10.244.1.5,tcp:8080,10.244.1.5\n"
+    assert files["ipvs-2-endpoints.rules"] == "-a -t 10.96.7.7:80 -r 10.244.1.5:8080 -m -w 1\n"
+    assert "10.244.1.5" not in files["ipset-1-frontends.rules"] + files["ipvs-1-frontends.rules"]
+    assert "frontends.allow" not in files

@@ -40,6 +40,25 @@ def test_without_services_only_the_rules_that_need_no_entry_are_there() -> None:
     assert (
         file(write(), "iptables.rules").splitlines()[1:]
         == text(f"""
+        *nat
+        :KUBE-SERVICES - [0:0]
+        :KUBE-POSTROUTING - [0:0]
+        :KUBE-NODE-PORT - [0:0]
+        :KUBE-LOAD-BALANCER - [0:0]
+        :KUBE-MARK-MASQ - [0:0]
+        -A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+        -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+        -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+        -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+        -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+        -A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+        -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+        :KUBE-PROXY-GEN-{write().generation[:13].upper()} - [0:0]
+        -A KUBE-PROXY-GEN-{write().generation[:13].upper()} -m comment --comment {write().generation}
+        -I OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+        -I PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+        -I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+        COMMIT
         *filter
         :KUBE-FORWARD - [0:0]
         :KUBE-NODE-PORT - [0:0]
@@ -47,7 +66,6 @@ def test_without_services_only_the_rules_that_need_no_entry_are_there() -> None:
         :KUBE-SOURCE-RANGES-FIREWALL - [0:0]
         :KUBE-IPVS-FILTER - [0:0]
         :KUBE-IPVS-OUT-FILTER - [0:0]
-        :KUBE-PROXY-GENERATION - [0:0]
         -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT
         -A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
         -A KUBE-NODE-PORT -m comment --comment "Kubernetes health check node port" -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
@@ -58,32 +76,14 @@ def test_without_services_only_the_rules_that_need_no_entry_are_there() -> None:
         -A KUBE-IPVS-FILTER -m set --match-set KUBE-EXTERNAL-IP-LOCAL dst,dst -j RETURN
         -A KUBE-IPVS-FILTER -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j RETURN
         -A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT --reject-with icmp-port-unreachable
-        -A KUBE-PROXY-GENERATION -m comment --comment {write().generation}
+        :KUBE-PROXY-GEN-{write().generation[:13].upper()} - [0:0]
+        -A KUBE-PROXY-GEN-{write().generation[:13].upper()} -m comment --comment {write().generation}
         -I FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
         -I INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT
         -I INPUT -m comment --comment "kube-proxy firewall rules" -j KUBE-PROXY-FIREWALL
         -I FORWARD -m comment --comment "kube-proxy firewall rules" -j KUBE-PROXY-FIREWALL
         -I INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER
         -I OUTPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-OUT-FILTER
-        COMMIT
-        *nat
-        :KUBE-SERVICES - [0:0]
-        :KUBE-POSTROUTING - [0:0]
-        :KUBE-NODE-PORT - [0:0]
-        :KUBE-LOAD-BALANCER - [0:0]
-        :KUBE-MARK-MASQ - [0:0]
-        :KUBE-PROXY-GENERATION - [0:0]
-        -A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
-        -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
-        -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
-        -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
-        -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
-        -A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
-        -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
-        -A KUBE-PROXY-GENERATION -m comment --comment {write().generation}
-        -I OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
-        -I PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
-        -I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
         COMMIT
         """).splitlines()
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from .build import file, render
+import re
+
+from agentless_kube_proxy import backends
+from agentless_kube_proxy.backends.state import State
+
+from .build import render
 from .test_iptables import SIX_SERVICES
 
-FRAME = """\
-# node test-node, nftables mode, generation GENERATION
-
-# IPv4
+SIX_SERVICES_COMMANDS = """\
+# nftables-1-endpoints.nft
 add table ip kube-proxy { comment "rules for kube-proxy" ; }
 add set ip kube-proxy cluster-ips { type ipv4_addr ; comment "Active ClusterIPs" ; }
 add set ip kube-proxy hairpin-connections { type ipv4_addr . ipv4_addr . inet_proto . inet_service ; comment "service hairpin connections" ; }
@@ -17,6 +20,96 @@ add map ip kube-proxy service-nodeports { type inet_proto . inet_service : verdi
 add map ip kube-proxy firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict ; comment "destinations that are subject to LoadBalancerSourceRanges" ; }
 add map ip kube-proxy no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict ; comment "vmap to drop or reject packets to services with no endpoints" ; }
 add map ip kube-proxy no-endpoint-nodeports { type inet_proto . inet_service : verdict ; comment "vmap to drop or reject packets to service nodeports with no endpoints" ; }
+add chain ip kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
+flush set ip kube-proxy hairpin-connections
+add element ip kube-proxy hairpin-connections { 10.180.0.5 . 10.180.0.5 . tcp . 80 }
+
+# ns1/svc1:p80 tcp
+add chain ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80
+flush chain ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80
+add rule ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80 meta l4proto tcp dnat to 10.180.0.1:80
+
+# ns2/svc2:p80 tcp
+add chain ip kube-proxy service-42NFTM6N-ns2/svc2/tcp/p80
+flush chain ip kube-proxy service-42NFTM6N-ns2/svc2/tcp/p80
+add rule ip kube-proxy service-42NFTM6N-ns2/svc2/tcp/p80 meta l4proto tcp dnat to 10.180.0.2:80
+
+# ns3/svc3:p80 tcp
+add chain ip kube-proxy service-4AT6LBPK-ns3/svc3/tcp/p80
+flush chain ip kube-proxy service-4AT6LBPK-ns3/svc3/tcp/p80
+add rule ip kube-proxy service-4AT6LBPK-ns3/svc3/tcp/p80 meta l4proto tcp dnat to 10.180.0.3:80
+
+# ns4/svc4:p80 tcp
+add chain ip kube-proxy service-LAUZTJTB-ns4/svc4/tcp/p80
+flush chain ip kube-proxy service-LAUZTJTB-ns4/svc4/tcp/p80
+add rule ip kube-proxy service-LAUZTJTB-ns4/svc4/tcp/p80 meta l4proto tcp dnat ip addr . port to numgen random mod 2 map { 0 : 10.180.0.4 . 80 , 1 : 10.180.0.5 . 80 }
+
+# ns5/svc5:p80 tcp
+add set ip kube-proxy affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 { type ipv4_addr ; flags dynamic,timeout ; timeout 10800s ; }
+add chain ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80
+flush chain ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80
+add chain ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80
+flush chain ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80
+add rule ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 update @affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 { ip saddr }
+add rule ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 meta l4proto tcp dnat to 10.180.0.3:80
+add rule ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80 ip saddr @affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 goto endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80
+add rule ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80 numgen random mod 1 vmap { 0 : goto endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 }
+
+# nftables-2-dispatch.nft
+flush map ip kube-proxy service-ips
+flush map ip kube-proxy service-nodeports
+flush map ip kube-proxy no-endpoint-services
+flush map ip kube-proxy no-endpoint-nodeports
+
+# ns1/svc1:p80 tcp
+add element ip kube-proxy service-ips { 172.30.0.41 . tcp . 80 : goto service-ULMVA6XW-ns1/svc1/tcp/p80 }
+
+# ns2/svc2:p80 tcp
+add chain ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80
+flush chain ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80
+add rule ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80 ip saddr 10.0.0.0/8 goto service-42NFTM6N-ns2/svc2/tcp/p80 comment "short-circuit pod traffic"
+add rule ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80 fib saddr type local mark set mark or 0x00004000 comment "masquerade local traffic"
+add rule ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80 fib saddr type local goto service-42NFTM6N-ns2/svc2/tcp/p80 comment "short-circuit local traffic"
+add element ip kube-proxy service-ips { 172.30.0.42 . tcp . 80 : goto service-42NFTM6N-ns2/svc2/tcp/p80 }
+add element ip kube-proxy service-ips { 192.168.99.22 . tcp . 80 : goto external-42NFTM6N-ns2/svc2/tcp/p80 }
+add element ip kube-proxy service-ips { 1.2.3.4 . tcp . 80 : goto external-42NFTM6N-ns2/svc2/tcp/p80 }
+add element ip kube-proxy no-endpoint-services { 192.168.99.22 . tcp . 80 comment "ns2/svc2:p80" : drop }
+add element ip kube-proxy no-endpoint-services { 1.2.3.4 . tcp . 80 comment "ns2/svc2:p80" : drop }
+add element ip kube-proxy service-nodeports { tcp . 3001 : goto external-42NFTM6N-ns2/svc2/tcp/p80 }
+add element ip kube-proxy no-endpoint-nodeports { tcp . 3001 comment "ns2/svc2:p80" : drop }
+
+# ns3/svc3:p80 tcp
+add chain ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80
+flush chain ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80
+add rule ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80 mark set mark or 0x00004000 comment "masquerade"
+add rule ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80 goto service-4AT6LBPK-ns3/svc3/tcp/p80
+add element ip kube-proxy service-ips { 172.30.0.43 . tcp . 80 : goto service-4AT6LBPK-ns3/svc3/tcp/p80 }
+add element ip kube-proxy service-nodeports { tcp . 3003 : goto external-4AT6LBPK-ns3/svc3/tcp/p80 }
+
+# ns4/svc4:p80 tcp
+add chain ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80
+flush chain ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80
+add rule ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80 mark set mark or 0x00004000 comment "masquerade"
+add rule ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80 goto service-LAUZTJTB-ns4/svc4/tcp/p80
+add element ip kube-proxy service-ips { 172.30.0.44 . tcp . 80 : goto service-LAUZTJTB-ns4/svc4/tcp/p80 }
+add element ip kube-proxy service-ips { 192.168.99.33 . tcp . 80 : goto external-LAUZTJTB-ns4/svc4/tcp/p80 }
+add element ip kube-proxy service-nodeports { tcp . 3004 : goto external-LAUZTJTB-ns4/svc4/tcp/p80 }
+
+# ns5/svc5:p80 tcp
+add chain ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80
+flush chain ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80
+add rule ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80 mark set mark or 0x00004000 comment "masquerade"
+add rule ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80 goto service-HVFWP5L3-ns5/svc5/tcp/p80
+add element ip kube-proxy service-ips { 172.30.0.45 . tcp . 80 : goto service-HVFWP5L3-ns5/svc5/tcp/p80 }
+add element ip kube-proxy service-ips { 5.6.7.8 . tcp . 80 : goto external-HVFWP5L3-ns5/svc5/tcp/p80 }
+add element ip kube-proxy service-nodeports { tcp . 3002 : goto external-HVFWP5L3-ns5/svc5/tcp/p80 }
+
+# ns6/svc6:p80 tcp
+add element ip kube-proxy no-endpoint-services { 172.30.0.46 . tcp . 80 comment "ns6/svc6:p80" : goto reject-chain }
+
+add chain ip kube-proxy gen-GENERATION
+
+# nftables-3-frontends.nft
 add chain ip kube-proxy filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }
 add chain ip kube-proxy filter-output-pre-dnat { type filter hook output priority -110 ; }
 add chain ip kube-proxy filter-input { type filter hook input priority 0 ; }
@@ -31,14 +124,8 @@ add chain ip kube-proxy firewall-check
 add chain ip kube-proxy cluster-ips-check
 add chain ip kube-proxy services
 add chain ip kube-proxy masquerading
-add chain ip kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
 flush set ip kube-proxy cluster-ips
-flush set ip kube-proxy hairpin-connections
-flush map ip kube-proxy service-ips
-flush map ip kube-proxy service-nodeports
 flush map ip kube-proxy firewall-ips
-flush map ip kube-proxy no-endpoint-services
-flush map ip kube-proxy no-endpoint-nodeports
 flush chain ip kube-proxy filter-prerouting-pre-dnat
 flush chain ip kube-proxy filter-output-pre-dnat
 flush chain ip kube-proxy filter-input
@@ -54,10 +141,6 @@ flush chain ip kube-proxy cluster-ips-check
 flush chain ip kube-proxy services
 flush chain ip kube-proxy masquerading
 flush chain ip kube-proxy reject-chain
-"""
-
-SIX_SERVICES_COMMANDS = """\
-add element ip kube-proxy hairpin-connections { 10.180.0.5 . 10.180.0.5 . tcp . 80 }
 add rule ip kube-proxy filter-prerouting-pre-dnat ct state new jump firewall-check
 add rule ip kube-proxy filter-output-pre-dnat ct state new jump firewall-check
 add rule ip kube-proxy filter-input ct state new jump nodeport-endpoints-check
@@ -81,89 +164,31 @@ add rule ip kube-proxy masquerading ct status dnat ip saddr . ip daddr . meta l4
 add rule ip kube-proxy reject-chain reject
 
 # ns1/svc1:p80 tcp
-add chain ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80
-flush chain ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80
-add rule ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80 meta l4proto tcp dnat to 10.180.0.1:80
 add element ip kube-proxy cluster-ips { 172.30.0.41 }
-add element ip kube-proxy service-ips { 172.30.0.41 . tcp . 80 : goto service-ULMVA6XW-ns1/svc1/tcp/p80 }
 
 # ns2/svc2:p80 tcp
-add chain ip kube-proxy service-42NFTM6N-ns2/svc2/tcp/p80
-flush chain ip kube-proxy service-42NFTM6N-ns2/svc2/tcp/p80
-add chain ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80
-flush chain ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80
-add rule ip kube-proxy service-42NFTM6N-ns2/svc2/tcp/p80 meta l4proto tcp dnat to 10.180.0.2:80
-add rule ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80 ip saddr 10.0.0.0/8 goto service-42NFTM6N-ns2/svc2/tcp/p80 comment "short-circuit pod traffic"
-add rule ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80 fib saddr type local mark set mark or 0x00004000 comment "masquerade local traffic"
-add rule ip kube-proxy external-42NFTM6N-ns2/svc2/tcp/p80 fib saddr type local goto service-42NFTM6N-ns2/svc2/tcp/p80 comment "short-circuit local traffic"
 add element ip kube-proxy cluster-ips { 172.30.0.42 }
-add element ip kube-proxy service-ips { 172.30.0.42 . tcp . 80 : goto service-42NFTM6N-ns2/svc2/tcp/p80 }
-add element ip kube-proxy service-ips { 192.168.99.22 . tcp . 80 : goto external-42NFTM6N-ns2/svc2/tcp/p80 }
-add element ip kube-proxy service-ips { 1.2.3.4 . tcp . 80 : goto external-42NFTM6N-ns2/svc2/tcp/p80 }
-add element ip kube-proxy no-endpoint-services { 192.168.99.22 . tcp . 80 comment "ns2/svc2:p80" : drop }
-add element ip kube-proxy no-endpoint-services { 1.2.3.4 . tcp . 80 comment "ns2/svc2:p80" : drop }
-add element ip kube-proxy service-nodeports { tcp . 3001 : goto external-42NFTM6N-ns2/svc2/tcp/p80 }
-add element ip kube-proxy no-endpoint-nodeports { tcp . 3001 comment "ns2/svc2:p80" : drop }
 
 # ns3/svc3:p80 tcp
-add chain ip kube-proxy service-4AT6LBPK-ns3/svc3/tcp/p80
-flush chain ip kube-proxy service-4AT6LBPK-ns3/svc3/tcp/p80
-add chain ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80
-flush chain ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80
-add rule ip kube-proxy service-4AT6LBPK-ns3/svc3/tcp/p80 meta l4proto tcp dnat to 10.180.0.3:80
-add rule ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80 mark set mark or 0x00004000 comment "masquerade"
-add rule ip kube-proxy external-4AT6LBPK-ns3/svc3/tcp/p80 goto service-4AT6LBPK-ns3/svc3/tcp/p80
 add element ip kube-proxy cluster-ips { 172.30.0.43 }
-add element ip kube-proxy service-ips { 172.30.0.43 . tcp . 80 : goto service-4AT6LBPK-ns3/svc3/tcp/p80 }
-add element ip kube-proxy service-nodeports { tcp . 3003 : goto external-4AT6LBPK-ns3/svc3/tcp/p80 }
 
 # ns4/svc4:p80 tcp
-add chain ip kube-proxy service-LAUZTJTB-ns4/svc4/tcp/p80
-flush chain ip kube-proxy service-LAUZTJTB-ns4/svc4/tcp/p80
-add chain ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80
-flush chain ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80
-add rule ip kube-proxy service-LAUZTJTB-ns4/svc4/tcp/p80 meta l4proto tcp dnat ip addr . port to numgen random mod 2 map { 0 : 10.180.0.4 . 80 , 1 : 10.180.0.5 . 80 }
-add rule ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80 mark set mark or 0x00004000 comment "masquerade"
-add rule ip kube-proxy external-LAUZTJTB-ns4/svc4/tcp/p80 goto service-LAUZTJTB-ns4/svc4/tcp/p80
 add element ip kube-proxy cluster-ips { 172.30.0.44 }
-add element ip kube-proxy service-ips { 172.30.0.44 . tcp . 80 : goto service-LAUZTJTB-ns4/svc4/tcp/p80 }
-add element ip kube-proxy service-ips { 192.168.99.33 . tcp . 80 : goto external-LAUZTJTB-ns4/svc4/tcp/p80 }
-add element ip kube-proxy service-nodeports { tcp . 3004 : goto external-LAUZTJTB-ns4/svc4/tcp/p80 }
 
 # ns5/svc5:p80 tcp
-add set ip kube-proxy affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 { type ipv4_addr ; flags dynamic,timeout ; timeout 10800s ; }
-add chain ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80
-flush chain ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80
-add chain ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80
-flush chain ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80
-add chain ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80
-flush chain ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80
 add chain ip kube-proxy firewall-HVFWP5L3-ns5/svc5/tcp/p80
 flush chain ip kube-proxy firewall-HVFWP5L3-ns5/svc5/tcp/p80
-add rule ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 update @affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 { ip saddr }
-add rule ip kube-proxy endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 meta l4proto tcp dnat to 10.180.0.3:80
-add rule ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80 ip saddr @affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 goto endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80
-add rule ip kube-proxy service-HVFWP5L3-ns5/svc5/tcp/p80 numgen random mod 1 vmap { 0 : goto endpoint-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80 }
-add rule ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80 mark set mark or 0x00004000 comment "masquerade"
-add rule ip kube-proxy external-HVFWP5L3-ns5/svc5/tcp/p80 goto service-HVFWP5L3-ns5/svc5/tcp/p80
 add rule ip kube-proxy firewall-HVFWP5L3-ns5/svc5/tcp/p80 ip saddr != { 203.0.113.0/25 } drop
 add element ip kube-proxy cluster-ips { 172.30.0.45 }
-add element ip kube-proxy service-ips { 172.30.0.45 . tcp . 80 : goto service-HVFWP5L3-ns5/svc5/tcp/p80 }
-add element ip kube-proxy service-ips { 5.6.7.8 . tcp . 80 : goto external-HVFWP5L3-ns5/svc5/tcp/p80 }
 add element ip kube-proxy firewall-ips { 5.6.7.8 . tcp . 80 : goto firewall-HVFWP5L3-ns5/svc5/tcp/p80 }
-add element ip kube-proxy service-nodeports { tcp . 3002 : goto external-HVFWP5L3-ns5/svc5/tcp/p80 }
 
 # ns6/svc6:p80 tcp
 add element ip kube-proxy cluster-ips { 172.30.0.46 }
-add element ip kube-proxy no-endpoint-services { 172.30.0.46 . tcp . 80 comment "ns6/svc6:p80" : goto reject-chain }
 
-add table ip kube-proxy-generation
-delete table ip kube-proxy-generation
-add table ip kube-proxy-generation { comment "GENERATION" ; }
 """
 
 NO_SERVICES_IPV6 = """\
-# IPv6
+# nftables-1-endpoints.nft
 add table ip6 kube-proxy { comment "rules for kube-proxy" ; }
 add set ip6 kube-proxy cluster-ips { type ipv6_addr ; comment "Active ClusterIPs" ; }
 add set ip6 kube-proxy hairpin-connections { type ipv6_addr . ipv6_addr . inet_proto . inet_service ; comment "service hairpin connections" ; }
@@ -172,6 +197,16 @@ add map ip6 kube-proxy service-nodeports { type inet_proto . inet_service : verd
 add map ip6 kube-proxy firewall-ips { type ipv6_addr . inet_proto . inet_service : verdict ; comment "destinations that are subject to LoadBalancerSourceRanges" ; }
 add map ip6 kube-proxy no-endpoint-services { type ipv6_addr . inet_proto . inet_service : verdict ; comment "vmap to drop or reject packets to services with no endpoints" ; }
 add map ip6 kube-proxy no-endpoint-nodeports { type inet_proto . inet_service : verdict ; comment "vmap to drop or reject packets to service nodeports with no endpoints" ; }
+add chain ip6 kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
+flush set ip6 kube-proxy hairpin-connections
+# nftables-2-dispatch.nft
+flush map ip6 kube-proxy service-ips
+flush map ip6 kube-proxy service-nodeports
+flush map ip6 kube-proxy no-endpoint-services
+flush map ip6 kube-proxy no-endpoint-nodeports
+
+add chain ip6 kube-proxy gen-GENERATION
+# nftables-3-frontends.nft
 add chain ip6 kube-proxy filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }
 add chain ip6 kube-proxy filter-output-pre-dnat { type filter hook output priority -110 ; }
 add chain ip6 kube-proxy filter-input { type filter hook input priority 0 ; }
@@ -186,14 +221,8 @@ add chain ip6 kube-proxy firewall-check
 add chain ip6 kube-proxy cluster-ips-check
 add chain ip6 kube-proxy services
 add chain ip6 kube-proxy masquerading
-add chain ip6 kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
 flush set ip6 kube-proxy cluster-ips
-flush set ip6 kube-proxy hairpin-connections
-flush map ip6 kube-proxy service-ips
-flush map ip6 kube-proxy service-nodeports
 flush map ip6 kube-proxy firewall-ips
-flush map ip6 kube-proxy no-endpoint-services
-flush map ip6 kube-proxy no-endpoint-nodeports
 flush chain ip6 kube-proxy filter-prerouting-pre-dnat
 flush chain ip6 kube-proxy filter-output-pre-dnat
 flush chain ip6 kube-proxy filter-input
@@ -230,26 +259,29 @@ add rule ip6 kube-proxy services fib daddr type local ip6 daddr != ::1 meta l4pr
 add rule ip6 kube-proxy masquerading mark and 0x00004000 != 0 mark set mark xor 0x00004000 masquerade fully-random
 add rule ip6 kube-proxy masquerading ct status dnat ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin-connections masquerade fully-random
 add rule ip6 kube-proxy reject-chain reject
-
-add table ip6 kube-proxy-generation
-delete table ip6 kube-proxy-generation
-add table ip6 kube-proxy-generation { comment "GENERATION" ; }
 """
+
+
+def commands(state: State, family: str) -> str:
+    """The part of one family in each file, below the file's name, with a word for the generation."""
+    found = []
+    for name, text in backends.files(state):
+        if name.endswith(".nft"):
+            sections = re.split(r"^# (IPv[46])\n", text.replace(state.generation, "GENERATION"), flags=re.M)
+            found.append(f"# {name}\n{dict(zip(sections[1::2], sections[2::2], strict=True))[family]}")
+    return "".join(found)
 
 
 def test_six_services_from_the_first_line_to_the_last() -> None:
     state = render(
         *SIX_SERVICES, on="test-node", mode="nftables", clusterCIDR="10.0.0.0/8", nodePortAddresses=["0.0.0.0/0"]
     )
-    text = file(state, "nftables.nft").replace(state.generation, "GENERATION")
-    assert text.partition("\n# IPv6\n")[0] == FRAME + SIX_SERVICES_COMMANDS
+    assert commands(state, "IPv4") == SIX_SERVICES_COMMANDS
 
 
 def test_a_cluster_without_services_has_the_frame_in_both_families() -> None:
     state = render(mode="nftables")
-    text = file(state, "nftables.nft").replace(state.generation, "GENERATION")
-    ipv4, _line, ipv6 = text.partition("\n# IPv6\n")
-    assert f"# IPv6\n{ipv6}" == NO_SERVICES_IPV6
+    assert commands(state, "IPv6") == NO_SERVICES_IPV6
     # The node has an IPv4 address only: there, node ports are served on it, and in IPv6 on all.
-    assert "add element ip kube-proxy nodeport-ips { 172.18.0.11 }\n" in ipv4
-    assert "nodeport-ips" not in ipv6
+    assert "add element ip kube-proxy nodeport-ips { 172.18.0.11 }\n" in commands(state, "IPv4")
+    assert "nodeport-ips" not in commands(state, "IPv6")

@@ -347,8 +347,8 @@ def test_a_destination_that_two_services_claim_goes_to_the_first_by_name() -> No
     )
     claimed = [element for element in elements(state, "service-ips") if element.startswith("192.0.2.1")]
     assert claimed == [f"192.0.2.1 . tcp . 80 : goto external-{WEB}"]
-    # Both are written whole otherwise.
-    assert sum(name.startswith("external-") for name in own_chains(state)) == 2
+    # The other one is written as if it had never claimed it.
+    assert sum(name.startswith("external-") for name in own_chains(state)) == 1
 
 
 def test_an_address_given_twice_stands_once() -> None:
@@ -361,16 +361,18 @@ def test_an_address_given_twice_stands_once() -> None:
 
 
 def commands(old: State, new: State) -> str:
-    """The commands of a delta for IPv4, without the marker."""
-    written = dict(backends.delta_files(delta(old, new), new))["nftables.nft"]
-    ipv4 = written.partition("# IPv4\n")[2].partition("\n# IPv6\n")[0]
-    marker = text(f"""
-        add table ip kube-proxy-generation
-        delete table ip kube-proxy-generation
-        add table ip kube-proxy-generation {{ comment "{new.generation}" ; }}
-    """)
-    assert ipv4.endswith(marker)
-    return ipv4.removesuffix(marker)
+    """The commands of a delta for IPv4, without the markers."""
+    files = dict(backends.delta_files(delta(old, new), new))
+    first = files["nftables-1-endpoints.nft"].splitlines()[1:]
+    assert first[:2] == [f"delete chain {ip} kube-proxy gen-{old.generation}" for ip in ("ip", "ip6")]
+    assert first[-2:] == [f"add chain {ip} kube-proxy gen-{new.generation}" for ip in ("ip", "ip6")]
+    rest = [
+        line
+        for name in sorted(files)
+        if name.endswith(".nft") and "-1-" not in name
+        for line in files[name].splitlines()
+    ]
+    return "".join(f"{line}\n" for line in (*first[2:-2], *rest) if line.split()[2] == "ip")
 
 
 def test_a_delta_of_an_endpoint_is_one_chain() -> None:
@@ -389,11 +391,12 @@ def test_a_delta_changes_only_the_elements_that_changed() -> None:
     new = nft(service())
     gone = next(name for name in own_chains(old))
     assert commands(old, new) == text(f"""
-        delete element ip kube-proxy cluster-ips {{ 10.96.7.8 }}
         delete element ip kube-proxy hairpin-connections {{ 10.244.1.8 . 10.244.1.8 . tcp . 8080 }}
+        flush chain ip kube-proxy {gone}
         delete element ip kube-proxy service-ips {{ 10.96.7.8 . tcp . 80 }}
         delete element ip kube-proxy no-endpoint-services {{ 10.96.7.7 . tcp . 81 }}
-        flush chain ip kube-proxy {gone}
+        delete element ip kube-proxy cluster-ips {{ 10.96.7.8 }}
+        delete chain ip kube-proxy {gone}
     """)
 
 
@@ -414,8 +417,7 @@ def test_a_delta_of_the_nodes_addresses_makes_and_removes_the_set_of_them() -> N
     assert commands(some, every).splitlines()[-1] == "delete set ip kube-proxy nodeport-ips"
 
 
-def test_a_delta_of_a_family_that_is_gone_removes_its_tables() -> None:
+def test_no_delta_leads_to_another_family() -> None:
     both, one = nft(), nft(facts={"capabilities": {"ipv6": False}})
-    written = dict(backends.delta_files(delta(both, one), one))["nftables.nft"]
-    assert written.endswith("\n# IPv6\ndelete table ip6 kube-proxy\ndelete table ip6 kube-proxy-generation\n")
-    assert "\nadd table ip6 kube-proxy {" in dict(backends.delta_files(delta(one, both), both))["nftables.nft"]
+    assert delta(both, one).needs_full
+    assert delta(one, both).needs_full

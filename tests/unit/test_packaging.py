@@ -8,7 +8,7 @@ from pathlib import Path
 
 import agentless_kube_proxy
 import yaml
-from agentless_kube_proxy.bundle.program import node_program
+from agentless_kube_proxy.bundle.program import MODES, node_program
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "plugins" / "plugin_utils"
@@ -20,8 +20,8 @@ def test_the_collection_has_the_version_of_the_package() -> None:
 
 
 def test_the_node_program_has_the_version_of_the_package() -> None:
-    lines = node_program().splitlines()
-    assert f"VERSION={agentless_kube_proxy.__version__}" in lines
+    for mode in MODES:
+        assert f"\nVERSION={agentless_kube_proxy.__version__}" in node_program(mode)
 
 
 def test_every_part_of_the_engine_is_packaged() -> None:

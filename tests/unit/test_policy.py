@@ -14,7 +14,6 @@ from agentless_kube_proxy.proxy.policy import (
     Known,
     RefusedVips,
     check_vips,
-    conflicts,
     under_policy,
     vip_policy,
 )
@@ -48,15 +47,6 @@ def node_address() -> str:
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("127.0.0.1", "is a loopback address"),
-        ("127.8.9.10", "is a loopback address"),
-        ("::1", "is a loopback address"),
-        ("169.254.169.254", "is a link-local address, where clouds serve credentials"),
-        ("fe80::1", "is a link-local address"),
-        ("224.0.0.18", "is a multicast address"),
-        ("ff02::1", "is a multicast address"),
-        ("255.255.255.255", "is the broadcast address"),
-        ("0.0.0.0", "is no address that anybody could have"),
         ("192.0.2.5", "is an address of the API server"),
         ("10.96.0.1", "is the cluster IP of default/kubernetes"),
         ("10.96.200.1", "is in the range of cluster IPs 10.96.0.0/16"),
@@ -152,20 +142,20 @@ def test_any_other_address_is_nobodys_business_unless_there_is_a_list() -> None:
 
 def test_being_on_the_list_does_not_make_an_address_of_a_node_free() -> None:
     listed = vip_policy("warn", ["0.0.0.0/0"], None)
-    assert len(found_in(service(externalIPs=["127.0.0.1", "203.0.113.7"]), policy=listed)) == 1
+    assert len(found_in(service(externalIPs=["10.96.0.1", "203.0.113.7"]), policy=listed)) == 1
 
 
 def test_external_ips_that_the_configuration_ignores_are_ignored() -> None:
     off = config(featureGates={"AllowServiceExternalIPs": False})
-    assert check_vips(cluster(service(externalIPs=["127.0.0.1"])), off, ANYWHERE) == ()
+    assert check_vips(cluster(service(externalIPs=["10.96.0.1"])), off, ANYWHERE) == ()
 
 
 def test_a_claim_is_left_out_and_the_service_stays() -> None:
-    taken = service(externalIPs=["127.0.0.1", "203.0.113.7"])
+    taken = service(externalIPs=["10.96.0.1", "203.0.113.7"])
     kept, said = under_policy(cluster(taken), config(), vip_policy("omit", None, None))
     (web,) = [each for each in kept.services if each.name == "web"]
     assert web.external_ips == ("203.0.113.7",)
-    claim = "Service/shop/web: externalIPs 127.0.0.1 is a loopback address"
+    claim = "Service/shop/web: externalIPs 10.96.0.1 is the cluster IP of default/kubernetes"
     assert said == (("claimed, but not theirs", f"{claim}; it is left out"),)
     same, said = under_policy(cluster(taken), config(), ANYWHERE)
     assert same == cluster(taken), "as kube-proxy does it"
@@ -173,26 +163,10 @@ def test_a_claim_is_left_out_and_the_service_stays() -> None:
 
 
 def test_a_claim_can_stop_everything() -> None:
-    with pytest.raises(RefusedVips, match=r"127\.0\.0\.1 is a loopback address"):
-        under_policy(cluster(service(externalIPs=["127.0.0.1"])), config(), vip_policy("refuse", None, None))
+    with pytest.raises(RefusedVips, match=r"10\.96\.0\.1 is the cluster IP of default/kubernetes"):
+        under_policy(cluster(service(externalIPs=["10.96.0.1"])), config(), vip_policy("refuse", None, None))
     clean = cluster(service(externalIPs=["203.0.113.7"]))
     assert under_policy(clean, config(), vip_policy("refuse", None, None)) == (clean, ())
-
-
-def test_services_that_claim_the_same_are_named() -> None:
-    one = service("one", clusterIP="10.96.7.1", externalIPs=["203.0.113.7"], ports=[port(80), port(53, "d", "UDP")])
-    two = service("two", clusterIP="10.96.7.2", type="LoadBalancer", ingress=("203.0.113.7",))
-    other = service("udp", clusterIP="10.96.7.3", externalIPs=["203.0.113.7"], ports=[port(80, "u", "UDP")])
-    nodes = [
-        service(f"n{i}", clusterIP=f"10.96.8.{i}", type="NodePort", ports=[port(9000 + i, nodePort=30080)])
-        for i in (1, 2)
-    ]
-    assert [str(each) for each in conflicts(snapshot(one, two, other, *nodes), config())] == [
-        "Service/shop/n2: claims node port 30080/tcp, as shop/n1 does",
-        "Service/shop/two: claims 203.0.113.7:80/tcp, as shop/one does",
-    ]
-    _same, said = under_policy(snapshot(one, two, other, *nodes), config(), ANYWHERE)
-    assert {each.heading for each in said} == {"claimed by more than one"}
 
 
 def test_a_policy_that_makes_no_sense_is_refused() -> None:
@@ -205,19 +179,19 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
 def test_akp_render_says_it_leaves_it_out_or_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()
-    objects = [service(externalIPs=["169.254.169.254"]), slice_of("web", "10.244.1.1"), node("n1")]
+    objects = [service(externalIPs=["10.244.1.7"]), slice_of("web", "10.244.1.1"), node("n1")]
     (folder / "all.yaml").write_text(yaml.safe_dump_all(objects))
     argv = ["render", "--cluster", str(folder), "--config", str(ROOT / "examples/shop/kube-proxy.yaml")]
     argv += ["--all-nodes", "--output", str(tmp_path / "out")]
-    rules = tmp_path / "out" / "n1" / "iptables.rules"
+    rules = tmp_path / "out" / "n1" / "iptables-2-dispatch.rules"
     assert main(argv) == 0
-    assert "warning: Service/shop/web: externalIPs 169.254.169.254 is a link-local" in capsys.readouterr().err
-    assert "169.254.169.254" in rules.read_text()
+    assert "warning: Service/shop/web: externalIPs 10.244.1.7 is in the pod CIDR" in capsys.readouterr().err
+    assert "10.244.1.7" in rules.read_text()
     assert main([*argv, "--vips", "omit"]) == 0
     assert "it is left out" in capsys.readouterr().err
-    assert "169.254.169.254" not in rules.read_text()
+    assert "10.244.1.7" not in rules.read_text()
     assert main([*argv, "--vips", "refuse"]) == 2
-    assert "akp: refused: Service/shop/web: externalIPs 169.254.169.254" in capsys.readouterr().err
+    assert "akp: refused: Service/shop/web: externalIPs 10.244.1.7" in capsys.readouterr().err
     objects[0] = service(externalIPs=["203.0.113.2"])
     (folder / "all.yaml").write_text(yaml.safe_dump_all(objects))
     assert main([*argv, "--vips", "refuse"]) == 0

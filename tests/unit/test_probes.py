@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.controller.probes import InvalidProbe, ProbeFailed, node_script, parse_probes, run_probes
+from agentless_kube_proxy.carry.probes import InvalidProbe, ProbeFailed, node_script, parse_probes, run_probes
 
 HERE = "127.0.0.1"
 
@@ -155,3 +155,22 @@ def test_a_node_probes_with_what_it_has(shell: list[str], path: str, web: int, c
         assert "does not answer from the node" in told["error"]
     assert not (tmp_path / "pwned").exists()
     assert node_script(parse_probes([{"port": 1}], HERE)) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("address", "-oProxyCommand=id"),
+        ("address", "--help"),
+        ("address", "n1 -x"),
+        ("address", "$(id)"),
+        ("path", "no slash"),
+        ("path", "/ HTTP/1.1\r\nX: y"),
+        ("path", "/\x00"),
+    ],
+)
+def test_a_probe_names_a_host_and_a_path_and_no_option(field: str, value: str) -> None:
+    with pytest.raises(InvalidProbe, match=rf"kube_proxy_probes\[0\]\.{field}"):
+        parse_probes([{"port": 80, "type": "http", field: value}], HERE)
+    with pytest.raises(InvalidProbe, match="address"):
+        parse_probes([{"port": 80}], "-oProxyCommand=id")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from typing import Any
 
 import pytest
 from agentless_kube_proxy import backends
+from agentless_kube_proxy.backends.common import ALLOW_FILE, allow_file
+from agentless_kube_proxy.backends.iptables import marker_chain
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.proxy.config import ProxyConfig
@@ -16,7 +19,7 @@ from agentless_kube_proxy.proxy.view import ClusterView
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .build import Object, config, snapshot
+from .build import Object, config, joined, snapshot
 from .clusters import CONFIGS, broken_clusters, clusters, reordered
 from .grammar import GRAMMARS
 
@@ -58,6 +61,11 @@ def test_a_delta_leads_exactly_from_one_state_to_the_other(one: list[Object], tw
         assert all(dict(old.objects()).get(obj) != text for obj, text in change.changed.items())
 
 
+def all_of(state: State) -> dict[tuple[str, ...], str]:
+    """Every object, and what may come to be dispatched."""
+    return {**dict(state.objects()), ("file", ALLOW_FILE): allow_file(state)}
+
+
 @given(clusters(), clusters(), CONFIGS)
 @settings(max_examples=50)
 def test_states_have_one_generation_if_and_only_if_their_objects_are_equal(
@@ -66,7 +74,7 @@ def test_states_have_one_generation_if_and_only_if_their_objects_are_equal(
     all_states = [*rendered(one), *rendered(two), *rendered(one, **fields)]
     for a in all_states:
         for b in all_states:
-            assert (a.generation == b.generation) == (dict(a.objects()) == dict(b.objects()))
+            assert (a.generation == b.generation) == (all_of(a) == all_of(b))
 
 
 @given(clusters(), CONFIGS)
@@ -83,11 +91,13 @@ def test_every_chain_that_is_jumped_to_exists_and_every_chain_is_jumped_to(
 ) -> None:
     for state in rendered(objects, **fields):
         for name in ("iptables.rules", "ip6tables.rules"):
-            for table in re.split(r"^\*", contents(state)[name], flags=re.M)[1:]:
+            text = joined(contents(state), name)
+            for kind in ("mangle", "filter", "nat"):
+                table = "".join(re.findall(rf"^\*{kind}\n(.*?)^COMMIT$", text, re.M | re.S))
                 declared = set(re.findall(r"^:(\S+)", table, re.M))
                 targets = set(re.findall(r"-j (KUBE-\S+)", table))
                 assert targets <= declared
-                unused = declared - targets - {"KUBE-PROXY-CANARY", "KUBE-PROXY-GENERATION", "KUBE-MARK-MASQ"}
+                unused = declared - targets - {"KUBE-PROXY-CANARY", marker_chain(state.generation), "KUBE-MARK-MASQ"}
                 assert not unused or unused == {"KUBE-NODEPORTS"}  # where nodePortAddresses select nothing
 
 
@@ -95,7 +105,7 @@ def test_every_chain_that_is_jumped_to_exists_and_every_chain_is_jumped_to(
 @settings(max_examples=50)
 def test_no_rule_carries_an_address_of_the_other_family(objects: list[Object]) -> None:
     for state in rendered(objects):
-        v4, v6 = (contents(state)[name] for name in ("iptables.rules", "ip6tables.rules"))
+        v4, v6 = (joined(contents(state), name) for name in ("iptables.rules", "ip6tables.rules"))
         assert not re.search(r"-[sd] \S*:\S*|destination \[", v4)
         assert not re.search(r"-[sd] \d+\.\d+\.\d+\.\d+|destination \d+\.", v6)
 
@@ -142,4 +152,80 @@ def test_the_lines_of_a_good_cluster_are_ordinary_under_every_configuration(
     ],
 )
 def test_the_grammar_itself_is_strict(line: str) -> None:
-    assert not GRAMMARS["iptables.rules"].fullmatch(line)
+    assert not GRAMMARS["iptables-1-endpoints.rules"].fullmatch(line)
+
+
+# ------------------------------------------------------------------ what automation may bring
+
+_GRANTS = re.compile(r"-A |add (?:element|rule) ")
+
+
+def other_endpoints(objects: list[Object], seed: int) -> list[Object]:
+    """The same cluster with other endpoints: some go, some move, some change their conditions."""
+    chance = random.Random(seed)
+    changed = copy.deepcopy(objects)
+    for each in changed:
+        if each["kind"] == "EndpointSlice":
+            each["endpoints"] = [e for e in each.get("endpoints") or [] if chance.random() < 0.6]
+            for endpoint in each["endpoints"]:
+                endpoint["nodeName"] = chance.choice(("n1", "n2", "n3"))
+                endpoint["conditions"] = {"ready": chance.random() < 0.7}
+    return changed
+
+
+def granting(files: dict[str, str]) -> set[str]:
+    """The lines of dispatch files that grant something, as frontends.allow has them."""
+    found = set()
+    for name, text in files.items():
+        if "-2-dispatch." in name:
+            digit, table = ("6" if name.startswith("ip6") else "4"), ""
+            for line in text.splitlines():
+                table = line[1:] if line.startswith("*") else table
+                if _GRANTS.match(line) and "KUBE-PROXY-GEN-" not in line:
+                    found.add(line if name.endswith(".nft") else f"{digit} {table} {line}")
+    return found
+
+
+def replayed(*files: dict[str, str]) -> set[str]:
+    """What is allowed after a whole bundle and deltas."""
+    allowed: set[str] = set()
+    for each in files:
+        lines = each.get("frontends.allow", "").splitlines()
+        allowed -= {line[1:] for line in lines if line.startswith("-")}
+        allowed |= {line[1:] for line in lines if line.startswith("+")}
+    return allowed
+
+
+def frontends(files: dict[str, str]) -> dict[str, str]:
+    """What automation may only bring as it is."""
+    names = ("sysctls.conf", "nfacct.rules", "health.conf", "frontends.allow")
+    return {name: text for name, text in files.items() if "-3-frontends." in name or name in names}
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+@given(objects=clusters(), seed=st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_no_change_of_endpoints_dispatches_what_was_not_approved(mode: str, objects: list[Object], seed: int) -> None:
+    fields = {**FIELDS, "mode": mode}
+    for old, new in zip(rendered(objects, **fields), rendered(other_endpoints(objects, seed), **fields), strict=True):
+        files = dict(backends.delta_files(delta(old, new), new))
+        assert "frontends.allow" not in files
+        allowed = replayed(contents(old))
+        assert granting(contents(old)) | granting(contents(new)) | granting(files) <= allowed
+        assert allowed == replayed(contents(new))
+        # A firewall of a load balancer comes and goes with the endpoints in iptables mode; nothing else of frontends.
+        if not any(each["spec"].get("loadBalancerSourceRanges") for each in objects if each["kind"] == "Service"):
+            assert not [name for name in files if "-3-frontends" in name]
+            assert frontends(contents(old)) == frontends(contents(new))
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+@given(one=clusters(), two=clusters())
+@settings(max_examples=40)
+def test_what_is_allowed_after_a_delta_is_what_the_whole_bundle_allows(
+    mode: str, one: list[Object], two: list[Object]
+) -> None:
+    fields = {**FIELDS, "mode": mode}
+    for old, new in zip(rendered(one, **fields), rendered(two, **fields), strict=True):
+        files = dict(backends.delta_files(delta(old, new), new))
+        assert replayed(contents(old), files) == replayed(contents(new)) >= granting(contents(new))

@@ -220,13 +220,3 @@ def test_external_ips_can_be_forbidden_but_still_make_a_service_accessible() -> 
     assert made.external_ips == ()
     assert made.externally_accessible
     assert made.external_policy_local
-
-
-def test_where_the_traffic_of_a_service_port_goes() -> None:
-    made = only(ports=[port(80, nodePort=30080)], externalIPs=["192.0.2.1"], ingress=("198.51.100.1",))
-    assert list(made.destinations) == [
-        ("10.96.7.7", "tcp", 80),
-        ("192.0.2.1", "tcp", 80),
-        ("198.51.100.1", "tcp", 80),
-        ("", "tcp", 30080),
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -159,34 +160,57 @@ def test_a_minor_that_nothing_here_writes_is_refused(fields: Any, compat: str, m
 # ------------------------------------------------------------------ the delta as files
 
 
-def delta_file(old: State, new: State, name: str = "iptables.rules") -> str:
-    return dict(backends.delta_files(delta(old, new), new))[name]
-
-
 def test_a_delta_rewrites_changed_chains_and_deletes_stale_ones_in_one_transaction() -> None:
     old, new = render(*WEB), render(service(), slice_of("web", "10.244.1.1"))
-    assert delta_file(old, new) == text(f"""
-        # node n1, iptables mode, IPv4, {old.generation} to {new.generation}
-        *filter
-        :KUBE-PROXY-GENERATION - [0:0]
-        -A KUBE-PROXY-GENERATION -m comment --comment {new.generation}
-        COMMIT
-        *nat
+    files = dict(backends.delta_files(delta(old, new), new))
+    was, is_ = (f"KUBE-PROXY-GEN-{each.generation[:13].upper()}" for each in (old, new))
+    assert "iptables-2-dispatch.rules" not in files
+    head, nat, filter_ = re.split(r"^\*", files["iptables-1-endpoints.rules"], flags=re.M)
+    assert head == f"# node n1, iptables mode, IPv4, {old.generation} to {new.generation}\n"
+    assert nat == text(f"""
+        nat
+        -F {was}
+        -X {was}
+        -C OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+        -C PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+        -C POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
         :{SVC} - [0:0]
         :{SEP2} - [0:0]
-        :KUBE-PROXY-GENERATION - [0:0]
         -A {SVC} ! -s 10.244.0.0/16 -d 10.96.7.7/32 -p tcp -m comment --comment "shop/web:http cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ
         -A {SVC} -m comment --comment "shop/web:http -> 10.244.1.1:8080" -j {SEP1}
-        -A KUBE-PROXY-GENERATION -m comment --comment {new.generation}
         -X {SEP2}
+        :{is_} - [0:0]
+        -A {is_} -m comment --comment {new.generation}
         COMMIT
     """)
+    lines = filter_.splitlines()
+    assert lines[:3] == ["filter", f"-F {was}", f"-X {was}"]
+    assert [line[:2] for line in lines[3:-3]] == ["-C"] * 11
+    assert lines[-3:] == [f":{is_} - [0:0]", f"-A {is_} -m comment --comment {new.generation}", "COMMIT"]
+
+
+def test_a_chain_goes_after_what_refers_to_it() -> None:
+    old, new = render(*WEB), render(service())
+    files = dict(backends.delta_files(delta(old, new), new))
+    first, second = (files[f"iptables-{part}.rules"] for part in ("1-endpoints", "2-dispatch"))
+    assert f":{SVC} - [0:0]\n" in first
+    assert "-X KUBE-S" not in first
+    nat = second.partition("*nat\n")[2].partition("COMMIT\n")[0]
+    assert nat.endswith(f"-X {SVC}\n-X {SEP1}\n-X {SEP2}\n")
+    assert "has no endpoints" in second
+
+
+def test_no_delta_writes_the_chain_that_kubelet_shares() -> None:
+    old, new = render(*WEB), render(*WEB, iptables={"localhostNodePorts": False})
+    assert old.frame["IPv4", "filter", "KUBE-FIREWALL"] != new.frame["IPv4", "filter", "KUBE-FIREWALL"]
+    assert delta(old, new).needs_full
+    assert delta(new, old).needs_full
 
 
 def test_a_delta_carries_the_new_generation_also_where_nothing_else_changed() -> None:
     old, new = render(*WEB), render(*WEB, conntrack={"udpTimeout": "5s"})
     files = dict(backends.delta_files(delta(old, new), new))
-    assert list(files) == ["iptables.rules", "ip6tables.rules", "sysctls.conf"]
-    for name in ("iptables.rules", "ip6tables.rules"):
-        assert files[name].count(f"-A KUBE-PROXY-GENERATION -m comment --comment {new.generation}\n") == 2
+    assert list(files) == ["iptables-1-endpoints.rules", "ip6tables-1-endpoints.rules", "sysctls.conf"]
+    for name in ("iptables-1-endpoints.rules", "ip6tables-1-endpoints.rules"):
+        assert files[name].count(f" -m comment --comment {new.generation}\n") == 2
         assert files[name].count("\n-A") == 2

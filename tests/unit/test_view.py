@@ -71,7 +71,9 @@ def test_external_ips_of_the_other_family_switch_the_policy_but_reach_nothing() 
 
 def test_service_ports_are_sorted_by_namespace_name_port_and_protocol() -> None:
     ports = [port(1, "b"), port(2, "a", "UDP"), port(3, "a", "TCP"), port(4, "", "SCTP")]
-    seen = view(service("b", "a", ports=ports), service("a", "b"), service("a-b", "a"), service("a", "a"))
+    names = (("a", "b"), ("a-b", "a"), ("a", "a"))
+    others = [service(*each, clusterIP=f"10.96.0.{number}") for number, each in enumerate(names, 1)]
+    seen = view(service("b", "a", ports=ports), *others)
     assert [each.port.key for each in seen.families[0].ports] == [
         "a/a:http tcp",
         "a/a-b:http tcp",
@@ -108,16 +110,6 @@ def test_node_names_are_compared_in_lower_case() -> None:
 def test_whether_source_ranges_contain_the_node(ranges: list[str], allowed: bool) -> None:
     seen = view(service(loadBalancerSourceRanges=ranges), node("n1", "172.18.0.11")).families[0]
     assert seen.allows_node_ip(seen.ports[0].port) is allowed
-
-
-def test_service_ports_that_claim_one_destination_are_marked() -> None:
-    shared: Object = {"externalIPs": ["192.0.2.1"]}
-    seen = view(
-        service("a", clusterIP="10.96.0.1", **shared),
-        service("b", clusterIP="10.96.0.2", **shared),
-        service("c", clusterIP="10.96.0.3", ports=[port(443)], **shared),
-    )
-    assert [each.contested for each in seen.families[0].ports] == [True, True, False]
 
 
 def test_service_cidrs_are_sorted_into_families() -> None:

@@ -8,14 +8,15 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from ..errors import UserError
+from ..proxy.compat import COMPATS, DEFAULT_COMPAT, Compat
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
 from ..proxy.view import NodeView, PortView
 from . import iptables, ipvs, nftables, nftables_file
-from .compat import COMPATS, DEFAULT_COMPAT, Compat
 from .state import Delta, State
 
 
-class UnknownBackend(Exception):
+class UnknownBackend(UserError):
     """A mode or a kube-proxy minor that nothing here writes, or a setting that the minor does not know."""
 
 

@@ -4,24 +4,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 from ..addresses import endpoint_text
+from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
-from ..proxy.view import NodeView, PortView
-from .compat import Compat
-from .state import FrameObject, Object
+from ..proxy.topology import Selection
+from ..proxy.view import FamilyView, NodeView, PortView
+from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, State
 
 SYSCTLS: Object = ("file", "sysctls.conf")
-CONNTRACK: Object = ("file", "conntrack.udp")
-SERVICES: Object = ("file", "services.jsonl")
+CONNTRACK: Object = EndpointsObject(("file", "conntrack.udp"))
+SERVICES: Object = EndpointsObject(("file", "services.jsonl"))
 HEALTH: Object = ("file", "health.conf")
+HEALTH_COUNTS: Object = EndpointsObject(("file", "health.counts"))
+ALLOW_FILE = "frontends.allow"
 
 _CONNTRACK_MAX_LIMIT = 1048576
+_SOME_ENDPOINT = Endpoint("", "", 0, "", True, True, False, frozenset(), frozenset())
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -33,6 +38,39 @@ def forget_views(memories: Iterable[dict[tuple[PortView, K], V]], views: Iterabl
     for known in memories if gone else ():
         for key in [key for key in known if key[0] in gone]:
             del known[key]
+
+
+class Fragments(Generic[K]):
+    """The fragments of service ports that were made so far, by all that they depend on beside the port."""
+
+    def __init__(self) -> None:
+        self._made: dict[K, dict[tuple[PortView, bool], Fragment]] = {}
+        self._last: dict[K, tuple[tuple[PortView, ...], list[Fragment]]] = {}
+
+    def of(self, family: FamilyView, context: K, make: Callable[[K, PortView, bool], Fragment]) -> list[Fragment]:
+        """Those of a family of a node; what is not known yet is made, given whether its sources contain the node."""
+        known = self._made.setdefault(context, {})
+        ports, last = self._last.get(context, ((), []))
+        found: list[Fragment | None] = [None] * len(family.ports)
+        differing = list(enumerate(family.ports))
+        if len(ports) == len(family.ports):
+            # Most are those of the state before, of this node or of another.
+            found = list(last)
+            pairs = enumerate(zip(ports, family.ports, strict=True))
+            differing = [(i, each) for i, (then, each) in pairs if each is not then or each.port.source_ranges]
+        for index, each in differing:
+            key = (each, bool(each.port.source_ranges) and family.allows_node_ip(each.port))
+            made = known.get(key)
+            if made is None:
+                made = known[key] = make(context, each, key[1])
+            found[index] = made
+        whole = [each for each in found if each is not None]
+        self._last[context] = (family.ports, whole)
+        return whole
+
+    def forget(self, views: Iterable[PortView]) -> None:
+        """Views that are asked for no more."""
+        forget_views(self._made.values(), views)
 
 
 def conntrack_sysctls(view: NodeView) -> Iterator[tuple[str, int]]:
@@ -61,19 +99,64 @@ def shared_frame(view: NodeView, sysctls: Iterable[tuple[str, int]]) -> dict[Obj
         CONNTRACK: FrameObject(),
         SERVICES: FrameObject(),
         HEALTH: FrameObject(health_lines(view)),
+        HEALTH_COUNTS: FrameObject(health_counts(view)),
     }
 
 
 def health_lines(view: NodeView) -> str:
-    """What load balancers are told: about the node, and at the health check port of each Service."""
-    lines = [f"eligible {str(view.facts.eligible).lower()}\n", f"period {math.ceil(view.config.sync_period)}\n"]
+    """What load balancers may ask: at which addresses, and at which port for which Service."""
+    lines = [f"period {math.ceil(view.config.sync_period)}\n"]
     for family in view.families:
         name = family.family.value.lower()
         anywhere = "0.0.0.0" if name == "ipv4" else "::"
         addresses = (anywhere,) if family.node_ports.match_all else family.node_ports.ips
         lines += [f"listen {name} {ip}\n" for ip in addresses]
-        lines += [f"check {name} {c.port} {c.namespace} {c.name} {c.local_endpoints}\n" for c in family.health_checks]
+        lines += [f"check {name} {c.port} {c.namespace} {c.name}\n" for c in family.health_checks]
     return "".join(lines)
+
+
+def health_counts(view: NodeView) -> str:
+    """What load balancers are told: whether the node takes traffic, and how many endpoints it has for each port."""
+    lines = [f"eligible {str(view.facts.eligible).lower()}\n"]
+    for family in view.families:
+        name = family.family.value.lower()
+        lines += [f"count {name} {check.port} {check.local_endpoints}\n" for check in family.health_checks]
+    return "".join(lines)
+
+
+def endpoint_variants(view: PortView) -> Iterator[PortView]:
+    """A service port with no endpoint, with one elsewhere and with one here: all that dispatch can depend on."""
+    some = (_SOME_ENDPOINT,)
+    cluster = some if view.port.uses_cluster else ()
+    for selection in (
+        Selection(),
+        Selection(cluster=cluster, all=cluster, has_any=True),
+        Selection(cluster=cluster, local=some, all=some, has_any=True),
+    ):
+        yield dataclasses.replace(view, endpoints=some, selection=selection)
+
+
+def allow_file(state: State) -> str:
+    """frontends.allow of a full bundle: every line that its dispatch files may come to hold."""
+    found = dict.fromkeys(state.allowed)
+    for each in state.fragments:
+        if each.allowed is not None:
+            found.update(dict.fromkeys(each.allowed.lines))
+    return "".join([f"+{line}\n" for line in found])
+
+
+def allow_changes(change: Delta) -> str:
+    """frontends.allow of a delta: the lines that go and come; empty if Services and node ask for the same lines."""
+    old, new = dict.fromkeys(change.allowed[0]), dict.fromkeys(change.allowed[1])
+    for then, now in change.pairs:
+        before, after = then.allowed if then else None, now.allowed if now else None
+        if before is not None and after is not None and not after.differs(before):
+            continue
+        old.update(dict.fromkeys(before.lines if before else ()))
+        new.update(dict.fromkeys(after.lines if after else ()))
+    return "".join(
+        [f"-{line}\n" for line in old if line not in new] + [f"+{line}\n" for line in new if line not in old]
+    )
 
 
 def udp_frontends(view: PortView, compat: Compat) -> str:
@@ -94,12 +177,11 @@ def udp_frontends(view: PortView, compat: Compat) -> str:
 
 def service_line(view: PortView) -> str:
     """A service port as people see it, one line of JSON: its frontends and the endpoints this node uses."""
-    record = service_record(view.port, view.selection.cluster, view.selection.local)
-    return json.dumps(record, separators=(",", ":")) + "\n"
+    return record_line(view.port, view.selection.cluster, view.selection.local)
 
 
-def service_record(port: ServicePort, endpoints: Iterable[Endpoint], local: Iterable[Endpoint]) -> dict[str, object]:
-    """The members of such a line; what is not set is left out."""
+def record_line(port: ServicePort, endpoints: Iterable[Endpoint], local: Iterable[Endpoint]) -> str:
+    """Such a line with other endpoints; what is not set is left out."""
     fields: dict[str, object] = {
         "service": f"{port.namespace}/{port.name}",
         "port": port.port_name,
@@ -117,4 +199,4 @@ def service_record(port: ServicePort, endpoints: Iterable[Endpoint], local: Iter
         "endpoints": [endpoint.text for endpoint in endpoints],
         "localEndpoints": [endpoint.text for endpoint in local],
     }
-    return {key: value for key, value in fields.items() if value}
+    return json.dumps({key: value for key, value in fields.items() if value}, separators=(",", ":")) + "\n"

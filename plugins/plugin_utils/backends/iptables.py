@@ -13,22 +13,38 @@ import functools
 from collections.abc import Iterable, Iterator
 
 from ..addresses import Family, host_cidr, is_loopback
+from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import (
+    ALLOW_FILE,
     CONNTRACK,
     SERVICES,
+    Fragments,
+    allow_changes,
+    allow_file,
     conntrack_sysctls,
-    forget_views,
+    endpoint_variants,
     service_line,
     shared_frame,
     udp_frontends,
 )
-from .compat import Compat
 from .names import hash16
-from .state import Delta, Fragment, FrameObject, Object, State, fragment
+from .state import (
+    Allowed,
+    Delta,
+    DispatchObject,
+    EndpointsObject,
+    Fragment,
+    FrameObject,
+    Object,
+    Part,
+    State,
+    fragment,
+    part_of,
+)
 
 # Above this many endpoints kube-proxy leaves the comments of endpoint rules out.
 LARGE_CLUSTER_ENDPOINTS = 1000
@@ -37,9 +53,10 @@ INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
 LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
 COUNTERS: Object = ("file", "nfacct.rules")
 
-MARKER_CHAIN = "KUBE-PROXY-GENERATION"
 CANARY_CHAIN = "KUBE-PROXY-CANARY"
-FILES = {Family.IPV4: "iptables.rules", Family.IPV6: "ip6tables.rules"}
+MASQUERADE_CHAIN = "KUBE-MARK-MASQ"
+FIREWALL_CHAIN = "KUBE-FIREWALL"  # kubelet has rules in it too
+TOOLS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 
 _FILTER_CHAINS = (
     "KUBE-SERVICES",
@@ -47,10 +64,17 @@ _FILTER_CHAINS = (
     "KUBE-FORWARD",
     "KUBE-NODEPORTS",
     "KUBE-PROXY-FIREWALL",
-    "KUBE-FIREWALL",
+    FIREWALL_CHAIN,
     CANARY_CHAIN,
 )
-_NAT_CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", CANARY_CHAIN)
+_NAT_CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", MASQUERADE_CHAIN, CANARY_CHAIN)
+# Chains whose rules come and go with the endpoints of service ports.
+_DISPATCH = {
+    ("nat", "KUBE-SERVICES"),
+    ("nat", "KUBE-NODEPORTS"),
+    ("filter", "KUBE-SERVICES"),
+    ("filter", "KUBE-EXTERNAL-SERVICES"),
+}
 
 # In the order in which kube-proxy installs them; each goes to the top of its chain.
 _JUMPS = {
@@ -96,23 +120,25 @@ class Renderer:
 
     def __init__(self, compat: Compat) -> None:
         self._compat = compat
-        self._fragments: dict[_Context, dict[tuple[PortView, bool], Fragment]] = {}
+        self._fragments: Fragments[_Context] = Fragments()
 
     def forget(self, views: Iterable[PortView]) -> None:
         """Views that nobody will ask for any more."""
-        forget_views(self._fragments.values(), views)
+        self._fragments.forget(views)
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
         frame = shared_frame(view, _sysctls(view))
         frame[COUNTERS] = FrameObject(f"{INVALID_COUNTER}\n{LOCALHOST_COUNTER}\n" if view.facts.nfacct else "")
         fragments: list[Fragment] = []
+        allowed: list[str] = []
         for family in view.families:
             frame.update(_frame(view, family))
             fragments.extend(self._family_fragments(view, family))
-        return State(view.facts.name, "iptables", self._compat.minor, frame, tuple(fragments))
+            allowed.extend(_allowed(family.family, "nat", _node_port_jump(family)))
+        return State(view.facts.name, "iptables", self._compat.minor, frame, tuple(fragments), tuple(allowed))
 
-    def _family_fragments(self, view: NodeView, family: FamilyView) -> Iterator[Fragment]:
+    def _family_fragments(self, view: NodeView, family: FamilyView) -> list[Fragment]:
         context = _Context(
             compat=self._compat,
             family=family.family,
@@ -121,13 +147,11 @@ class Renderer:
             large=family.total_endpoints > LARGE_CLUSTER_ENDPOINTS,
             count_localhost=family.localhost_node_ports and view.facts.nfacct,
         )
-        known = self._fragments.setdefault(context, {})
-        for each in family.ports:
-            key = (each, bool(each.port.source_ranges) and family.allows_node_ip(each.port))
-            made = known.get(key)
-            if made is None:
-                made = known[key] = _PortRules(context, each, allows_node_ip=key[1]).fragment()
-            yield made
+        return self._fragments.of(family, context, _fragment)
+
+
+def _fragment(context: _Context, view: PortView, allows_node_ip: bool) -> Fragment:
+    return _PortRules(context, view, allows_node_ip=allows_node_ip).fragment()
 
 
 def _sysctls(view: NodeView) -> Iterator[tuple[str, int]]:
@@ -144,7 +168,20 @@ def _frame(view: NodeView, family: FamilyView) -> Iterator[tuple[Object, FrameOb
     for table, chains in (("filter", _FILTER_CHAINS), ("nat", _NAT_CHAINS)):
         for chain in chains:
             head, tail = rules.get((table, chain), ("", ""))
-            yield (name, table, chain), FrameObject(head, tail)
+            fixed = head if chain == FIREWALL_CHAIN else ""
+            yield _static(name, table, chain), FrameObject(head, tail, fixed=fixed)
+
+
+def _static(family: str, table: str, chain: str) -> Object:
+    """The name of a chain of the frame."""
+    name = (family, table, chain)
+    return DispatchObject(name) if (table, chain) in _DISPATCH else name
+
+
+def _allowed(family: Family, table: str, rules: str) -> Iterator[str]:
+    """Rules as frontends.allow has them."""
+    digit = "4" if family is Family.IPV4 else "6"
+    return (f"{digit} {table} {rule}" for rule in rules.splitlines())
 
 
 def _static_rules(view: NodeView, family: FamilyView) -> dict[tuple[str, str], tuple[str, str]]:
@@ -170,10 +207,10 @@ def _static_rules(view: NodeView, family: FamilyView) -> dict[tuple[str, str], t
 -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
 """
     return {
-        ("filter", "KUBE-FIREWALL"): (firewall, ""),
+        ("filter", FIREWALL_CHAIN): (firewall, ""),
         ("filter", "KUBE-FORWARD"): (forward, ""),
         ("nat", "KUBE-POSTROUTING"): (postrouting, ""),
-        ("nat", "KUBE-MARK-MASQ"): (f"-A KUBE-MARK-MASQ -j MARK --set-xmark {mark}/{mark}\n", ""),
+        ("nat", MASQUERADE_CHAIN): (f"-A KUBE-MARK-MASQ -j MARK --set-xmark {mark}/{mark}\n", ""),
         ("nat", "KUBE-SERVICES"): ("", _node_port_jump(family)),
     }
 
@@ -233,11 +270,39 @@ class _PortRules:
             ("nat", "KUBE-SERVICES"): services,
             ("nat", "KUBE-NODEPORTS"): node_ports,
         }
-        opened: list[tuple[Object, str]] = [((self._family, *key), text) for key, text in lines.items() if text]
+        opened = [(_static(self._family, *key), text) for key, text in lines.items() if text]
         opened.append((SERVICES, service_line(view)))
         if udp := udp_frontends(view, self._context.compat):
             opened.append((CONNTRACK, udp))
-        return fragment(self._port.key, self._family, opened, self._chains())
+        return fragment(
+            self._port.key,
+            self._family,
+            opened,
+            self._chains(),
+            service=f"{self._port.namespace}/{self._port.name}",
+            endpoints=len(view.selection.all),
+            idle=not view.selection.cluster,
+            allowed=Allowed((self._terms, self._port), self._allowed),
+            terms=self._terms,
+        )
+
+    @property
+    def _terms(self) -> str:
+        """What its dispatch rules depend on beside the Service, whether or not it has endpoints and so the rules."""
+        port, context = self._port, self._context
+        local = f"{context.detect_local}" if port.external_policy_local and port.externally_accessible else ""
+        return f"{local} {context.count_localhost}" if port.node_port else local
+
+    def _allowed(self) -> Iterator[str]:
+        """Every rule of dispatch chains that this service port may ever have."""
+        family = self._context.family
+        for view in endpoint_variants(self._view):
+            rules = _PortRules(self._context, view, allows_node_ip=self._allows_node_ip)
+            services, external, _firewall, _health = rules._filter()
+            yield from _allowed(family, "nat", "".join(rules._dispatch()))
+            yield from _allowed(family, "filter", services + external)
+            if view.uses_external_chain:
+                yield from _allowed(family, "nat", rules._external())
 
     def _filter(self) -> tuple[str, str, str, str]:
         """Rules of the filter table: destinations without endpoints, firewalls, health check ports."""
@@ -319,20 +384,20 @@ class _PortRules:
         masquerade = self._internal_masquerade()
         if view.uses_cluster_chain:
             mine = "" if self._port.internal_policy_local else masquerade
-            yield self._nat(self._svc), mine + self._load_balance(self._svc, selection.cluster, endpoint_chains)
+            yield self._endpoints(self._svc), mine + self._load_balance(self._svc, selection.cluster, endpoint_chains)
         if view.uses_local_chain:
             mine = masquerade if self._port.internal_policy_local else ""
-            yield self._nat(self._svl), mine + self._load_balance(self._svl, selection.local, endpoint_chains)
+            yield self._endpoints(self._svl), mine + self._load_balance(self._svl, selection.local, endpoint_chains)
         if view.uses_external_chain:
-            yield self._nat(self._ext), self._external()
+            yield DispatchObject((self._family, "nat", self._ext)), self._external()
         if self._uses_fw:
-            yield self._nat(self._fw), self._firewall()
+            yield (self._family, "nat", self._fw), self._firewall()
         for endpoint in selection.all:
             chain = endpoint_chains[endpoint.text]
-            yield self._nat(chain), self._endpoint(chain, endpoint)
+            yield self._endpoints(chain), self._endpoint(chain, endpoint)
 
-    def _nat(self, chain: str) -> Object:
-        return (self._family, "nat", chain)
+    def _endpoints(self, chain: str) -> Object:
+        return EndpointsObject((self._family, "nat", chain))
 
     def _internal_masquerade(self) -> str:
         """Traffic to the cluster IP that did not start in a pod of this node needs its replies back through here."""
@@ -423,59 +488,140 @@ class _PortRules:
         )
 
 
+# ---------------------------------------------------------------- files
+
+
 def files(state: State) -> Iterator[tuple[str, str]]:
     """The files of a full bundle."""
     opened = state.open_objects
     for family in Family:
         if (family.value, "mangle", CANARY_CHAIN) in opened:
-            yield FILES[family], _restore_file(state, family.value, opened)
+            place = f"# node {state.node}, {state.mode} mode, {family.value}"
+            head = f"{place}, generation {state.generation}\n"
+            yield _name(family, Part.ENDPOINTS), head + _endpoints_file(state, family.value)
+            yield _name(family, Part.DISPATCH), head + _dispatch_file(state, family.value, opened)
+            # The same bytes as long as no frontend changes: that is what a node compares.
+            yield _name(family, Part.FRONTENDS), f"{place}\n{_frontends_file(state, family.value, opened)}"
     for obj, text in opened.items():
         if obj[0] == "file":
             yield obj[1], text
+    yield ALLOW_FILE, allow_file(state)
 
 
-def _restore_file(state: State, family: str, opened: dict[Object, str]) -> str:
-    """Input of iptables-restore: chains before what jumps to them, and the jumps of the built-in chains last."""
-    parts = [f"# node {state.node}, {state.mode} mode, {family}, generation {state.generation}\n"]
-    for table in ("mangle", "filter", "nat"):
-        chains = [(obj[2], text) for obj, text in opened.items() if obj[:2] == (family, table)]
-        parts.append(f"*{table}\n")
-        parts.extend(f":{chain} - [0:0]\n" for chain, _text in chains)
-        if table != "mangle":
-            parts.append(f":{MARKER_CHAIN} - [0:0]\n")
-        if table == "nat":
-            for each in state.fragments:
-                if each.family == family and each.own:
-                    parts.append(f"# {each.name}\n")
-                    parts.extend(f":{obj[2]} - [0:0]\n" for obj, _text in each.own)
-                    parts.extend(text for _obj, text in each.own)
-            parts.append("# all services\n")
-        parts.extend(text for _chain, text in chains)
-        if table != "mangle":
-            parts.append(f"-A {MARKER_CHAIN} -m comment --comment {state.generation}\n")
-            parts.append(_JUMPS[table])
-        parts.append("COMMIT\n")
-    return "".join(parts)
+def _name(family: Family, part: Part) -> str:
+    return f"{TOOLS[family]}-{part.value}.rules"
+
+
+def marker_chain(generation: str) -> str:
+    """The chain that names a generation; 28 characters are all that a name may have."""
+    return f"KUBE-PROXY-GEN-{generation[:13].upper()}"
+
+
+def marker(generation: str) -> str:
+    """What makes that chain, with a rule that has the whole generation."""
+    chain = marker_chain(generation)
+    return f":{chain} - [0:0]\n-A {chain} -m comment --comment {generation}\n"
+
+
+def demands(base: str, jumps: str) -> str:
+    """What the kernel refuses where the base, or a jump to our chains, is not there. The base's marker goes."""
+    chain = marker_chain(base)
+    return f"-F {chain}\n-X {chain}\n" + "".join(f"-C{line[2:]}" for line in jumps.splitlines(keepends=True))
+
+
+def chain_lines(chains: Iterable[tuple[Object, str]]) -> Iterator[str]:
+    """Chains and then their rules, so that rules find each other's chains; chains that are there are emptied."""
+    chains = tuple(chains)
+    yield from (f":{obj[2]} - [0:0]\n" for obj, _text in chains)
+    yield from (text for _obj, text in chains)
+
+
+def table_text(table: str, *parts: Iterable[str]) -> str:
+    """A table of a restore file; nothing if there is nothing in it."""
+    text = "".join(line for lines in parts for line in lines)
+    return f"*{table}\n{text}COMMIT\n" if text else ""
+
+
+_ALL_SERVICES = "# all services\n"
+
+
+def _own_chains(state: State, family: str, part: Part, declared: Part | None = None) -> Iterator[str]:
+    """The chains of service ports, below the name of each; those of `declared` are made here and filled elsewhere."""
+    for each in state.fragments:
+        if each.family == family:
+            chains = [(obj, text) for obj, text in each.own if part_of(obj) is part]
+            early = [(obj, "") for obj, _text in each.own if part_of(obj) is declared]
+            if chains or early:
+                yield f"# {each.name}\n"
+                yield from chain_lines([*early, *chains])
+
+
+def _endpoints_file(state: State, family: str) -> str:
+    """The chains that lead to endpoints."""
+    return table_text("nat", [f":{MASQUERADE_CHAIN} - [0:0]\n"], _own_chains(state, family, Part.ENDPOINTS))
+
+
+def _dispatch_file(state: State, family: str, opened: dict[Object, str]) -> str:
+    """What leads to the chains of service ports, or refuses; and the marker, as only with this there is service."""
+    nat, filter_ = (chain_lines(_chains(opened, family, table, Part.DISPATCH)) for table in ("nat", "filter"))
+    own = _own_chains(state, family, Part.DISPATCH, declared=Part.FRONTENDS)
+    mark = [marker(state.generation)]
+    return table_text("nat", own, [_ALL_SERVICES], nat, mark) + table_text("filter", filter_, mark)
+
+
+def _frontends_file(state: State, family: str, opened: dict[Object, str]) -> str:
+    """What all service ports share, the firewalls of load balancers, and at last the jumps of the built-in chains."""
+    own = _own_chains(state, family, Part.FRONTENDS)
+    nat, filter_, mangle = (
+        chain_lines(_chains(opened, family, table, Part.FRONTENDS)) for table in ("nat", "filter", "mangle")
+    )
+    return (
+        table_text("nat", own, [_ALL_SERVICES], nat, [_JUMPS["nat"]])
+        + table_text("filter", filter_, [_JUMPS["filter"]])
+        + table_text("mangle", mangle)
+    )
+
+
+def _chains(objects: dict[Object, str], family: str, table: str, part: Part) -> list[tuple[Object, str]]:
+    return [(obj, text) for obj, text in objects.items() if obj[:2] == (family, table) and part_of(obj) is part]
 
 
 def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
     """The files of a delta bundle: the changed chains whole, the stale ones deleted, and the new generation."""
     for family in Family:
-        name = family.value
-        if (name, "mangle", CANARY_CHAIN) not in state.frame:
-            continue
-        parts = [f"# node {state.node}, {state.mode} mode, {name}, {change.base} to {change.generation}\n"]
-        for table in ("filter", "nat"):
-            changed = [(obj[2], text) for obj, text in change.changed.items() if obj[:2] == (name, table)]
-            removed = [obj[2] for obj in change.removed if obj[:2] == (name, table)]
-            parts.append(f"*{table}\n")
-            parts.extend(f":{chain} - [0:0]\n" for chain, _text in changed)
-            parts.extend(f":{chain} - [0:0]\n" for chain in (*removed, MARKER_CHAIN))
-            parts.extend(text for _chain, text in changed)
-            parts.append(f"-A {MARKER_CHAIN} -m comment --comment {change.generation}\n")
-            parts.extend(f"-X {chain}\n" for chain in removed)
-            parts.append("COMMIT\n")
-        yield FILES[family], "".join(parts)
+        if (family.value, "mangle", CANARY_CHAIN) in state.frame:
+            head = f"# node {state.node}, {state.mode} mode, {family.value}, {change.base} to {change.generation}\n"
+            for part, text in _family_delta(change, family.value).items():
+                if text:
+                    yield _name(family, part), head + text
     for obj, text in change.changed.items():
         if obj[0] == "file":
             yield obj[1], text
+    if allow := allow_changes(change):
+        yield ALLOW_FILE, allow
+
+
+def _family_delta(change: Delta, family: str) -> dict[Part, str]:
+    """The texts of the three files. A chain goes at the end of a table, when nothing refers to it any more."""
+    found = dict.fromkeys(Part, "")
+    for table in ("nat", "filter"):
+        sections: dict[Part, list[str]] = {}
+        removed = [obj for obj in change.removed if obj[:2] == (family, table)]
+        for part in Part:
+            emptied = [(obj, "") for obj in removed if part_of(obj) is part]
+            sections[part] = [*chain_lines([*_chains(change.changed, family, table, part), *emptied])]
+        if sections[Part.DISPATCH] and table == "nat":
+            # Load balancer addresses may lead to firewalls that are new.
+            fresh = _chains(change.changed, family, table, Part.FRONTENDS)
+            declared = [f":{obj[2]} - [0:0]\n" for obj, _text in fresh if obj not in change.before]
+            sections[Part.DISPATCH] = [*declared, *sections[Part.DISPATCH]]
+        last = max((part for part in Part if sections[part]), key=[*Part].index, default=Part.ENDPOINTS)
+        sections[last] += [f"-X {obj[2]}\n" for obj in removed]
+        sections[Part.ENDPOINTS] = [
+            demands(change.base, _JUMPS[table]),
+            *sections[Part.ENDPOINTS],
+            marker(change.generation),
+        ]
+        for part, lines in sections.items():
+            found[part] += table_text(table, lines)
+    return found

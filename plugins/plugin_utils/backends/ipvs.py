@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from ..addresses import Family, any_contains, endpoint_text, host_cidr, is_link_local_v6, is_loopback, parse_cidr
 from ..cluster.objects import ANNOTATION_SCHEDULER
+from ..proxy.compat import Compat
 from ..proxy.config import Ipvs
 from ..proxy.endpoints import Endpoint
 from ..proxy.services import ServicePort
@@ -30,13 +31,13 @@ from .common import (
     shared_frame,
     udp_frontends,
 )
-from .compat import Compat
-from .iptables import FILES, MARKER_CHAIN
-from .ipvs_rules import FILTER_CHAINS, JUMPS, NAT_CHAINS, SETS, rules, set_name
-from .state import Delta, Fragment, FrameObject, Object, State, fragment
+from .iptables import TOOLS, chain_lines, demands, marker, table_text
+from .ipvs_rules import FILTER_CHAINS, JUMPS, NAT_CHAINS, SETS, loop_back_rule, rules, set_name
+from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, Part, State, fragment, part_of
 
-IPSET_FILE = "ipset.rules"
-SERVERS_FILE = "ipvs.rules"
+# Of sets and of virtual servers there are two files each: what Services ask for, and then what endpoints ask for.
+SET_FILES = {Part.FRONTENDS: "ipset-1-frontends.rules", Part.ENDPOINTS: "ipset-2-endpoints.rules"}
+SERVER_FILES = {Part.FRONTENDS: "ipvs-1-frontends.rules", Part.ENDPOINTS: "ipvs-2-endpoints.rules"}
 ADDRESSES_FILE = "ip.batch"
 SETTINGS: Object = ("file", "ipvs.conf")
 
@@ -103,7 +104,6 @@ class Renderer:
         known = self._pieces.setdefault(context, {})
         held = set(_interface_addresses(view, family))
         node_addresses = _node_addresses(family, held)
-        taken: set[tuple[str, str]] = set()
         claimed = _claimed(family, set(node_addresses))
         pieces: list[_Piece] = []
         for each in family.ports:
@@ -113,15 +113,13 @@ class Renderer:
                 tuple(ip for ip in (*port.external_ips, *port.load_balancer_vips) if ip in held),
                 node_addresses if port.node_port else (),
             )
-            if each.contested:
-                pieces.append(_PortState(context, each, place).piece(taken, claimed))
-            elif port.node_port:
-                # The addresses of node ports are the node's own: nobody else could use this text.
-                pieces.append(_PortState(context, each, place).piece(set(), claimed))
+            if port.node_port:
+                # The addresses of node ports are the node's own: no other node could use this text.
+                pieces.append(_PortState(context, each, place).piece(claimed))
             else:
                 made = known.get((each, place))
                 if made is None:
-                    made = known[each, place] = _PortState(context, each, place).piece(set(), set())
+                    made = known[each, place] = _PortState(context, each, place).piece(set())
                 pieces.append(made)
         return pieces
 
@@ -205,8 +203,8 @@ class _PortState:
         self._entries = 0
         self._lines: dict[Object, list[str]] = {}
 
-    def piece(self, taken: set[tuple[str, str]], claimed: set[tuple[str, str]]) -> _Piece:
-        """All that it contributes, but no virtual server that another service port has taken or claimed."""
+    def piece(self, claimed: set[tuple[str, str]]) -> _Piece:
+        """All that it contributes, but no virtual server for a node port where another address claims it."""
         name = self._family.value
         self._cluster_ip()
         self._external_ips()
@@ -216,8 +214,16 @@ class _PortState:
         opened.append((SERVICES, service_line(self._view)))
         if udp := udp_frontends(self._view, self._context.compat):
             opened.append((CONNTRACK, udp))
-        servers = self._virtual_servers(taken, claimed)
-        made = fragment(self._port.key, name, opened, (((name, "ipvs", key), text) for key, text in servers))
+        servers = self._virtual_servers(claimed)
+        made = fragment(
+            self._port.key,
+            name,
+            opened,
+            (((name, "ipvs", key), text) for key, text in servers),
+            service=f"{self._port.namespace}/{self._port.name}",
+            endpoints=len(self._view.selection.all),
+            idle=not self._view.selection.cluster,
+        )
         return _Piece(made, self._sets, self._entries)
 
     def _add(self, name: str, *entries: str) -> None:
@@ -275,7 +281,7 @@ class _PortState:
         if port.health_check_node_port:
             self._add("KUBE-HEALTH-CHECK-NODE-PORT", f"{port.health_check_node_port}")
 
-    def _virtual_servers(self, taken: set[tuple[str, str]], claimed: set[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    def _virtual_servers(self, claimed: set[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         """Name and text of each; where this node has no endpoint of its own, Local policies use all endpoints."""
         port, selection = self._port, self._view.selection
         cluster, local = selection.cluster, selection.local or selection.cluster
@@ -293,9 +299,6 @@ class _PortState:
         # Maglev hashing only spreads the connections of one client if the port counts.
         flags = " -b mh-port" if scheduler == "mh" else ""
         for address, endpoints in servers.items():
-            if (port.protocol, address) in taken:
-                continue
-            taken.add((port.protocol, address))
             real = "".join(f"-a {option} {address} -r {e.text}{_REAL}" for e in endpoints)
             yield f"{option} {address}", f"-A {option} {address} -s {scheduler}{affinity}{flags}\n{real}"
 
@@ -342,12 +345,16 @@ def _frame(view: NodeView, family: FamilyView, pieces: list[_Piece]) -> Iterator
         else:
             inet = "inet" if family.family is Family.IPV4 else "inet6"
             create = f"create {own} {kind} family {inet} hashsize 1024 maxelem {limits.get(own, MAXELEM)}\n"
-        yield (name, "ipset", own), FrameObject(create + (loop_backs if each == "KUBE-LOOP-BACK" else ""))
+        if each == "KUBE-LOOP-BACK":
+            yield EndpointsObject((name, "ipset", own)), FrameObject(create + loop_backs, fixed=create)
+        else:
+            yield (name, "ipset", own), FrameObject(create, fixed=create)
     written = rules(view, family, {each for each, bit in _BITS.items() if used & bit})
     for table, chains in (("filter", FILTER_CHAINS), ("nat", NAT_CHAINS)):
         for chain in chains:
             text = "".join(f"{rule}\n" for rule in written[table] if rule.split(None, 2)[1] == chain)
-            yield (name, table, chain), FrameObject(text)
+            follows = frozenset({loop_back_rule(family.family)}) if chain == "KUBE-POSTROUTING" else frozenset[str]()
+            yield (name, table, chain), FrameObject(text, of_endpoints=follows)
 
 
 def _limits(family: Family, pieces: list[_Piece], loop_backs: str) -> dict[str, int]:
@@ -361,38 +368,50 @@ def _limits(family: Family, pieces: list[_Piece], loop_backs: str) -> dict[str, 
     return {name: 1 << (length - 1).bit_length() for name, length in lengths.items() if length > MAXELEM}
 
 
+# ---------------------------------------------------------------- files
+
+
 def files(state: State) -> Iterator[tuple[str, str]]:
-    """The files of a full bundle."""
+    """The files of a full bundle, in the order in which they are loaded."""
     opened = state.open_objects
-    families = [family for family in Family if (family.value, "nat", "KUBE-SERVICES") in opened]
-    for family in families:
-        yield FILES[family], _restore_file(state, family.value, opened)
-    yield IPSET_FILE, "".join(_set_text(text) for obj, text in opened.items() if obj[1] == "ipset")
-    yield SERVERS_FILE, "".join(text for each in state.fragments for _obj, text in each.own)
+    families = _families(state)
+    # Every set is made by the first file, so that rules can ask it.
+    entries = {obj: _set_lines(text) for obj, text in opened.items() if obj[1] == "ipset"}
+    yield (
+        SET_FILES[Part.FRONTENDS],
+        "".join("".join(lines if part_of(obj) is Part.FRONTENDS else lines[:1]) for obj, lines in entries.items()),
+    )
+    yield (
+        SET_FILES[Part.ENDPOINTS],
+        "".join("".join(lines[1:]) for obj, lines in entries.items() if part_of(obj) is Part.ENDPOINTS),
+    )
+    servers = [text.partition("\n") for each in state.fragments for _obj, text in each.own]
+    yield SERVER_FILES[Part.FRONTENDS], "".join(f"{virtual}\n" for virtual, _end, _real in servers)
+    yield SERVER_FILES[Part.ENDPOINTS], "".join(real for _virtual, _end, real in servers)
     yield ADDRESSES_FILE, _addresses(opened, families)
+    for family in families:
+        yield f"{TOOLS[family]}.rules", _restore_file(state, family.value, opened)
     for obj, text in opened.items():
         if obj[0] == "file":
             yield obj[1], text
 
 
+def _families(state: State) -> list[Family]:
+    return [family for family in Family if (family.value, "nat", "KUBE-SERVICES") in state.frame]
+
+
 def _restore_file(state: State, family: str, opened: dict[Object, str]) -> str:
     """Input of iptables-restore. Order counts in every chain, and no chain belongs to a single Service."""
-    parts = [f"# node {state.node}, {state.mode} mode, {family}, generation {state.generation}\n"]
-    for table in ("filter", "nat"):
-        chains = [(obj[2], text) for obj, text in opened.items() if obj[:2] == (family, table)]
-        parts.append(f"*{table}\n")
-        parts.extend(f":{chain} - [0:0]\n" for chain, _text in chains)
-        parts.append(f":{MARKER_CHAIN} - [0:0]\n")
-        parts.extend(text for _chain, text in chains)
-        parts.append(f"-A {MARKER_CHAIN} -m comment --comment {state.generation}\n")
-        parts.append(JUMPS[table])
-        parts.append("COMMIT\n")
-    return "".join(parts)
+    text = f"# node {state.node}, {state.mode} mode, {family}, generation {state.generation}\n"
+    for table in ("nat", "filter"):
+        chains = [(obj, text) for obj, text in opened.items() if obj[:2] == (family, table)]
+        text += table_text(table, chain_lines(chains), [marker(state.generation), JUMPS[table]])
+    return text
 
 
-def _set_text(text: str) -> str:
-    """A set's entries, each once, though several service ports may have asked for it."""
-    return "".join(dict.fromkeys(text.splitlines(keepends=True)))
+def _set_lines(text: str) -> list[str]:
+    """How a set is made, and its entries, each once, though several service ports may have asked for it."""
+    return [*dict.fromkeys(text.splitlines(keepends=True))]
 
 
 def _addresses(opened: dict[Object, str], families: Iterable[Family]) -> str:
@@ -407,35 +426,34 @@ def _addresses(opened: dict[Object, str], families: Iterable[Family]) -> str:
 
 def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
     """The files of a delta bundle: changed chains whole, all else as the commands that make the difference."""
-    families = [family for family in Family if (family.value, "nat", "KUBE-SERVICES") in state.frame]
-    for family in families:
-        name = family.value
-        parts = [f"# node {state.node}, {state.mode} mode, {name}, {change.base} to {change.generation}\n"]
-        for table in ("filter", "nat"):
-            changed = [(obj[2], text) for obj, text in change.changed.items() if obj[:2] == (name, table)]
-            parts.append(f"*{table}\n")
-            parts.extend(f":{chain} - [0:0]\n" for chain, _text in changed)
-            parts.append(f":{MARKER_CHAIN} - [0:0]\n")
-            parts.extend(text for _chain, text in changed)
-            parts.append(f"-A {MARKER_CHAIN} -m comment --comment {change.generation}\n")
-            parts.append("COMMIT\n")
-        yield FILES[family], "".join(parts)
-    sets = [
-        line for obj, text in change.changed.items() if obj[1] == "ipset" for line in _set_changes(obj, text, change)
-    ]
-    # A set that is made otherwise than before, or no longer: that takes a whole bundle, and the node will ask for it.
-    sets += [f"destroy {obj[2]}\n" for obj in change.removed if obj[1] == "ipset"]
-    if sets:
-        yield IPSET_FILE, "".join(sets)
-    addresses = [line for line in sets if line.split()[1].endswith("-IPVS-IPS") and line.startswith(("add", "del"))]
-    if addresses:
-        yield ADDRESSES_FILE, "".join(_address_change(line) for line in addresses)
+    sets = {
+        part: [
+            line
+            for obj, text in change.changed.items()
+            if obj[1] == "ipset" and part_of(obj) is part
+            for line in _set_changes(obj, text, change)
+        ]
+        for part in SET_FILES
+    }
+    yield from ((SET_FILES[part], "".join(lines)) for part, lines in sets.items() if lines)
     servers = [
         line for obj, text in change.changed.items() if obj[1] == "ipvs" for line in _server_changes(obj, text, change)
     ]
-    servers += [f"-D {obj[2]}\n" for obj in change.removed if obj[1] == "ipvs"]
-    if servers:
-        yield SERVERS_FILE, "".join(sorted(servers, key=_comes_or_goes))
+    servers += [(Part.FRONTENDS, f"-D {obj[2]}\n") for obj in change.removed if obj[1] == "ipvs"]
+    for part, name in SERVER_FILES.items():
+        if lines := [line for of, line in servers if of is part]:
+            yield name, "".join(sorted(lines, key=_comes_or_goes))
+    bound = [line for line in sets[Part.FRONTENDS] if line.split()[1].endswith("-IPVS-IPS")]
+    if bound:
+        yield ADDRESSES_FILE, "".join(map(_address_change, bound))
+    for family in _families(state):
+        name = family.value
+        rules = f"# node {state.node}, {state.mode} mode, {name}, {change.base} to {change.generation}\n"
+        for table in ("nat", "filter"):
+            changed = [(obj, text) for obj, text in change.changed.items() if obj[:2] == (name, table)]
+            head, mark = demands(change.base, JUMPS[table]), marker(change.generation)
+            rules += table_text(table, [head], chain_lines(changed), [mark])
+        yield f"{TOOLS[family]}.rules", rules
     for obj, text in change.changed.items():
         if obj[0] == "file":
             yield obj[1], text
@@ -456,18 +474,20 @@ def _address_change(line: str) -> str:
     return f"addr {verb} {host_cidr(ip)} dev {DEVICE}\n"
 
 
-def _server_changes(obj: Object, text: str, change: Delta) -> Iterator[str]:
+def _server_changes(obj: Object, text: str, change: Delta) -> Iterator[tuple[Part, str]]:
     """A virtual server that comes or is edited, real servers that come, real servers that go."""
-    if obj not in change.before:
-        yield text
-        return
-    old, new = change.before[obj].splitlines(keepends=True), text.splitlines(keepends=True)
-    if old[0] != new[0]:
-        yield new[0].replace("-A", "-E", 1)
-    known, wanted = set(old), set(new)
-    yield from (line for line in new[1:] if line not in known)
-    yield from (f"{line.removesuffix(_REAL)}\n".replace("-a", "-d", 1) for line in old[1:] if line not in wanted)
+    old = change.before.get(obj, "").splitlines(keepends=True)
+    new = text.splitlines(keepends=True)
+    if not old:
+        yield Part.FRONTENDS, new[0]
+    elif old[0] != new[0]:
+        yield Part.FRONTENDS, new[0].replace("-A", "-E", 1)
+    known, wanted = set(old[1:]), set(new[1:])
+    yield from ((Part.ENDPOINTS, line) for line in new[1:] if line not in known)
+    for line in old[1:]:
+        if line not in wanted:
+            yield Part.ENDPOINTS, f"{line.removesuffix(_REAL)}\n".replace("-a", "-d", 1)
 
 
-def _comes_or_goes(line: str) -> int:
-    return {"-d": 1, "-D": 2}.get(line[:2], 0)
+def _comes_or_goes(line: str) -> bool:
+    return line[:2] in ("-d", "-D")

@@ -90,6 +90,12 @@ def set_name(name: str, family: Family) -> str:
     return name if family is Family.IPV4 else ("KUBE-6-" + name.removeprefix("KUBE-"))[:SET_NAME_LIMIT]
 
 
+def loop_back_rule(family: Family) -> str:
+    """The one rule that is there for as long as a set of endpoints has entries."""
+    own, comment = set_name("KUBE-LOOP-BACK", family), SETS["KUBE-LOOP-BACK"][1]
+    return f'-A KUBE-POSTROUTING -m comment --comment "{comment}" -m set --match-set {own} dst,dst,src -j MASQUERADE'
+
+
 def rules(view: NodeView, family: FamilyView, used: set[str]) -> dict[str, list[str]]:
     """The rules of all chains, but those of single Services. A set without entries has no rule of its own."""
     mark = f"{view.config.masquerade_mark:#x}"
@@ -102,7 +108,7 @@ def rules(view: NodeView, family: FamilyView, used: set[str]) -> dict[str, list[
 
     nat = [f"-A KUBE-SERVICES -s {family.family.loopback} -j RETURN"]
     if "KUBE-LOOP-BACK" in used:
-        nat.append(f"-A KUBE-POSTROUTING {ask('KUBE-LOOP-BACK', 'dst,dst,src')} -j MASQUERADE")
+        nat.append(loop_back_rule(family.family))
     if "KUBE-LOAD-BALANCER" in used:
         nat.append(f"-A KUBE-SERVICES {ask('KUBE-LOAD-BALANCER', 'dst,dst')} -j KUBE-LOAD-BALANCER")
     if "KUBE-LOAD-BALANCER-LOCAL" in used:

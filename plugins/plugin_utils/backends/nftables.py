@@ -13,22 +13,23 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from ..addresses import Family, is_loopback
+from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
 from ..proxy.view import FamilyView, NodeView, PortView
 from .common import (
     CONNTRACK,
     SERVICES,
+    Fragments,
     conntrack_sysctls,
-    forget_views,
+    endpoint_variants,
     service_line,
     shared_frame,
     udp_frontends,
 )
-from .compat import Compat
 from .names import nftables_endpoint_base, nftables_port_base
-from .nftables_file import ADDRESS, BASE_CHAINS, CONTAINERS, NFT, element_line, rule_lines
-from .state import Fragment, FrameObject, Object, State, fragment
+from .nftables_file import ADDRESS, BASE_CHAINS, CONTAINERS, NFT, container_object, element_line, rule_lines
+from .state import Allowed, DispatchObject, EndpointsObject, Fragment, FrameObject, Object, State, fragment
 
 # Longer comments of elements are refused, by nft and by the kernel.
 COMMENT_LIMIT = 128
@@ -61,11 +62,11 @@ class Renderer:
 
     def __init__(self, compat: Compat) -> None:
         self._compat = compat
-        self._fragments: dict[_Context, dict[tuple[PortView, bool], Fragment]] = {}
+        self._fragments: Fragments[_Context] = Fragments()
 
     def forget(self, views: Iterable[PortView]) -> None:
         """Views that nobody will ask for any more."""
-        forget_views(self._fragments.values(), views)
+        self._fragments.forget(views)
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
@@ -80,21 +81,12 @@ class Renderer:
                 reject_on_localhost=_rejected_protocols(view, family),
             )
             frame.update(_frame(view, family, context))
-            fragments.extend(self._family_fragments(family, context))
+            fragments.extend(self._fragments.of(family, context, _fragment))
         return State(view.facts.name, "nftables", self._compat.minor, frame, tuple(fragments))
 
-    def _family_fragments(self, family: FamilyView, context: _Context) -> Iterator[Fragment]:
-        known = self._fragments.setdefault(context, {})
-        taken: set[tuple[str, str]] = set()
-        for each in family.ports:
-            allows = bool(each.port.source_ranges) and family.allows_node_ip(each.port)
-            if each.contested:
-                yield _PortRules(context, each, allows_node_ip=allows).fragment(taken)
-                continue
-            made = known.get((each, allows))
-            if made is None:
-                made = known[each, allows] = _PortRules(context, each, allows_node_ip=allows).fragment()
-            yield made
+
+def _fragment(context: _Context, view: PortView, allows_node_ip: bool) -> Fragment:
+    return _PortRules(context, view, allows_node_ip=allows_node_ip).fragment()
 
 
 def _rejected_protocols(view: NodeView, family: FamilyView) -> tuple[str, ...]:
@@ -107,18 +99,17 @@ def _rejected_protocols(view: NodeView, family: FamilyView) -> tuple[str, ...]:
 def _frame(view: NodeView, family: FamilyView, context: _Context) -> Iterator[tuple[Object, FrameObject]]:
     """The sets, maps and chains that exist whatever Services there are."""
     name = family.family.value
-    elements = {
+    keys: dict[str, Iterable[str]] = {
         "hairpin-connections": _hairpins(view.facts.name, family),
-        "nodeport-ips": "".join(
-            element_line(name, "nodeport-ips", ip) for ip in family.node_ports.ips if not is_loopback(ip)
-        ),
+        "nodeport-ips": [ip for ip in family.node_ports.ips if not is_loopback(ip)],
     }
     for kind, container in CONTAINERS:
         if container == "nodeport-ips" and family.node_ports.match_all:
             continue
         if container == "localhost-nodeport-reject-ports" and not context.reject_on_localhost:
             continue
-        yield (name, kind, container), FrameObject(elements.get(container, ""))
+        elements = {element_line(name, container, key): key for key in keys.get(container, ())}
+        yield container_object(name, kind, container), FrameObject("".join(elements), elements=elements)
     for protocol in context.reject_on_localhost:
         yield (name, "counter", f"localhost-nodeport-rejected-{protocol}"), FrameObject()
     rules = _static_rules(view, family, context)
@@ -126,15 +117,14 @@ def _frame(view: NodeView, family: FamilyView, context: _Context) -> Iterator[tu
         yield (name, "chain", chain), FrameObject(rule_lines(name, chain, *rules[chain]))
 
 
-def _hairpins(node: str, family: FamilyView) -> str:
+def _hairpins(node: str, family: FamilyView) -> Iterable[str]:
     """Connections of the node's endpoints to themselves, which would never come back by way of the node."""
-    found = {
+    return {
         f"{e.ip} . {e.ip} . {each.port.protocol} . {e.port}": None
         for each in family.local_ports
         for e in each.selection.all
         if e.node_name == node
     }
-    return "".join(element_line(family.family.value, "hairpin-connections", key) for key in found)
 
 
 def _static_rules(view: NodeView, family: FamilyView, context: _Context) -> dict[str, tuple[str, ...]]:
@@ -216,21 +206,47 @@ class _PortRules:
         self._external = f"external-{base}"
         self._firewall = f"firewall-{base}"
 
-    def fragment(self, taken: set[tuple[str, str]] | None = None) -> Fragment:
-        """All that this service port contributes. Destinations that are taken already belong to another one."""
+    def fragment(self) -> Fragment:
+        """All that this service port contributes."""
         lines: dict[Object, dict[str, str]] = {}
+        keys: dict[str, str] = {}
         for kind, container, key, value in self._elements():
-            if taken is not None and kind == "map":
-                if (container, key) in taken:
-                    continue
-                taken.add((container, key))
-            known = lines.setdefault((self._family, kind, container), {})
-            known.setdefault(key, element_line(self._family, container, key + value))
+            known = lines.setdefault(container_object(self._family, kind, container), {})
+            line = known.setdefault(key, element_line(self._family, container, key + value))
+            keys[line] = key
         opened = [(obj, "".join(elements.values())) for obj, elements in lines.items()]
         opened.append((SERVICES, service_line(self._view)))
         if udp := udp_frontends(self._view, self._context.compat):
             opened.append((CONNTRACK, udp))
-        return fragment(self._port.key, self._family, opened, self._objects())
+        return fragment(
+            self._port.key,
+            self._family,
+            opened,
+            self._objects(),
+            service=f"{self._port.namespace}/{self._port.name}",
+            endpoints=len(self._view.selection.all),
+            idle=not self._view.selection.cluster,
+            elements=keys,
+            allowed=Allowed((self._terms, self._port), self._allowed),
+            terms=self._terms,
+        )
+
+    @property
+    def _terms(self) -> str:
+        """What its dispatch rules depend on beside the Service, whether or not it has endpoints and so the rules."""
+        if not self._port.externally_accessible:
+            return ""
+        return f"{self._context.mark} {self._context.detect_local if self._port.external_policy_local else ''}"
+
+    def _allowed(self) -> Iterator[str]:
+        """Every element and rule of the dispatch files that this service port may ever have."""
+        for view in endpoint_variants(self._view):
+            rules = _PortRules(self._context, view, allows_node_ip=self._allows_node_ip)
+            for kind, container, key, value in rules._elements():
+                if isinstance(container_object(self._family, kind, container), DispatchObject):
+                    yield element_line(self._family, container, key + value).rstrip("\n")
+            if view.uses_external_chain:
+                yield from rule_lines(self._family, self._external, *rules._external_rules()).splitlines()
 
     def _elements(self) -> Iterator[tuple[str, str, str, str]]:
         """Kind and name of a set or map, the key, and what follows it."""
@@ -272,23 +288,25 @@ class _PortRules:
         if self._port.sticky_seconds:
             sticky = {e.text: nftables_endpoint_base(*self._names, e.ip, e.port) for e in selection.all}
         for base in sticky.values():
-            yield (self._family, "set", f"affinity-{base}"), self._affinity_set(base)
+            yield EndpointsObject((self._family, "set", f"affinity-{base}")), self._affinity_set(base)
         for endpoint in selection.all if sticky else ():
             base = sticky[endpoint.text]
-            yield self._chain(
+            yield self._endpoints(
                 f"endpoint-{base}", f"update @affinity-{base} {{ {self._ip} saddr }}", self._dnat(endpoint)
             )
         if view.uses_cluster_chain:
-            yield self._chain(self._service, *self._load_balance(selection.cluster, sticky))
+            yield self._endpoints(self._service, *self._load_balance(selection.cluster, sticky))
         if view.uses_local_chain:
-            yield self._chain(self._local, *self._load_balance(selection.local, sticky))
+            yield self._endpoints(self._local, *self._load_balance(selection.local, sticky))
         if view.uses_external_chain:
-            yield self._chain(self._external, *self._external_rules())
+            rules = rule_lines(self._family, self._external, *self._external_rules())
+            yield DispatchObject((self._family, "chain", self._external)), rules
         if self._port.load_balancer_vips and self._port.source_ranges:
-            yield self._chain(self._firewall, self._firewall_rule())
+            rules = rule_lines(self._family, self._firewall, self._firewall_rule())
+            yield (self._family, "chain", self._firewall), rules
 
-    def _chain(self, name: str, *rules: str) -> tuple[Object, str]:
-        return (self._family, "chain", name), rule_lines(self._family, name, *rules)
+    def _endpoints(self, name: str, *rules: str) -> tuple[Object, str]:
+        return EndpointsObject((self._family, "chain", name)), rule_lines(self._family, name, *rules)
 
     def _affinity_set(self, base: str) -> str:
         address, timeout = ADDRESS[self._family], self._port.sticky_seconds

@@ -1,9 +1,10 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""The file of an nftables bundle: a State, or a Delta, as commands of nft in an order that it can run.
+"""The files of an nftables bundle: a State, or a Delta, as commands of nft in an order that it can run.
 
-Which generation the kernel holds is told by the comment of an empty table of its own. Objects inside the table
-`kube-proxy` stay exactly those of kube-proxy, and reading the marker costs nothing however many Services there are.
+All files, in the order of their names, are one transaction; only what a delta drops comes after it. Which generation
+the kernel holds is told by an empty chain, whose name is the generation: a delta deletes the chain of its base, so the
+kernel itself refuses a delta where the base is not in force.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..addresses import Family
-from .state import Delta, Object, State
+from .common import ALLOW_FILE, allow_changes, allow_file
+from .state import Delta, DispatchObject, EndpointsObject, Object, Part, State, part_of
 
-FILE = "nftables.nft"
-MARKER_TABLE = "kube-proxy-generation"
+DROP_FILE = "nftables-4-drop.nft"
 
 NFT = {Family.IPV4.value: "ip", Family.IPV6.value: "ip6"}
 ADDRESS = {Family.IPV4.value: "ipv4_addr", Family.IPV6.value: "ipv6_addr"}
@@ -29,7 +30,8 @@ BASE_CHAINS = {
     "nat-output": "type nat hook output priority -100",
     "nat-postrouting": "type nat hook postrouting priority 100",
 }
-_CHAIN_COMMENTS = {"reject-chain": "helper for @no-endpoint-services / @no-endpoint-nodeports"}
+REJECT_CHAIN = "reject-chain"
+_CHAIN_COMMENTS = {REJECT_CHAIN: "helper for @no-endpoint-services / @no-endpoint-nodeports"}
 
 # Sets and maps: type and comment; ADDR is the family's type of address.
 CONTAINERS = {
@@ -59,6 +61,18 @@ CONTAINERS = {
     ),
 }
 
+# Sets and maps whose elements come and go with endpoints; those of all others come and go with Services.
+_ENDPOINTS = {"hairpin-connections"}
+_DISPATCH = {"service-ips", "service-nodeports", "no-endpoint-services", "no-endpoint-nodeports"}
+
+
+def container_object(family: str, kind: str, name: str) -> Object:
+    """The name of a set or map of the frame."""
+    obj = (family, kind, name)
+    if name in _ENDPOINTS:
+        return EndpointsObject(obj)
+    return DispatchObject(obj) if name in _DISPATCH else obj
+
 
 def rule_lines(family: str, chain: str, *rules: str) -> str:
     """The commands that add rules to a chain."""
@@ -70,32 +84,51 @@ def element_line(family: str, container: str, element: str) -> str:
     return f"add element {NFT[family]} kube-proxy {container} {{ {element} }}\n"
 
 
+def _name(part: Part) -> str:
+    return f"nftables-{part.value}.nft"
+
+
 def files(state: State) -> Iterator[tuple[str, str]]:
     """The files of a full bundle."""
     opened = state.open_objects
-    yield FILE, "".join(_file(state, opened))
+    for part in Part:
+        yield _name(part), "".join(_file(state, part))
     for obj, text in opened.items():
         if obj[0] == "file":
             yield obj[1], text
+    yield ALLOW_FILE, allow_file(state)
 
 
-def _file(state: State, opened: dict[Object, str]) -> Iterator[str]:
+def _file(state: State, part: Part) -> Iterator[str]:
     """Commands that lead to the state from nothing as well as from an earlier state; sessions are kept."""
-    yield f"# node {state.node}, {state.mode} mode, generation {state.generation}\n"
+    # Files of frontends are the same bytes as long as no frontend changes: that is what a node compares.
+    generation = "" if part is Part.FRONTENDS else f", generation {state.generation}"
+    yield f"# node {state.node}, {state.mode} mode{generation}\n"
     for family in _families(state):
-        frame = [obj for obj in opened if obj[0] == family]
+        frame = [obj for obj in state.frame if obj[0] == family]
         yield f"\n# {family}\n"
-        yield _table(family)
-        # Sets and maps come first: the kernel finds them by walking all sets, those of the rules included.
-        yield from map(_declaration, frame)
-        yield from map(_flush, frame)
-        yield from (state.frame[obj].head for obj in frame)
+        if part is Part.ENDPOINTS:
+            yield _table(family)
+            # Sets and maps come first: the kernel finds them by walking all sets, those of the rules included.
+            yield from map(_declaration, filter(_is_early, frame))
+        own = [obj for obj in frame if part_of(obj) is part]
+        yield from (_declaration(obj) for obj in own if not _is_early(obj))
+        yield from map(_flush, own)
+        yield from (state.frame[obj].head for obj in own)
         for each in state.fragments:
             if each.family == family:
-                yield f"\n# {each.name}\n"
-                yield from _own_objects(each.own)
-                yield from (text for obj, text in each.open if obj[0] == family)
-        yield f"\n{_marker(family, state.generation)}"
+                lines = [*_own_objects((obj, text) for obj, text in each.own if part_of(obj) is part)]
+                lines += [text for obj, text in each.open if obj[0] == family and part_of(obj) is part]
+                if lines:
+                    yield f"\n# {each.name}\n"
+                    yield from lines
+        if part is Part.DISPATCH:
+            yield f"\n{_marker('add', family, state.generation)}"
+
+
+def _is_early(obj: Object) -> bool:
+    """Whether elements of sets and maps, or rules of service ports, refer to an object of the frame."""
+    return obj[1] in ("set", "map") or obj[2] == REJECT_CHAIN
 
 
 def _families(state: State) -> tuple[str, ...]:
@@ -106,14 +139,9 @@ def _table(family: str) -> str:
     return f'add table {NFT[family]} kube-proxy {{ comment "rules for kube-proxy" ; }}\n'
 
 
-def _marker(family: str, generation: str) -> str:
-    """An empty table whose comment names the state. A comment cannot be changed, so the table is made anew."""
-    ip = NFT[family]
-    return f"""\
-add table {ip} {MARKER_TABLE}
-delete table {ip} {MARKER_TABLE}
-add table {ip} {MARKER_TABLE} {{ comment "{generation}" ; }}
-"""
+def _marker(verb: str, family: str, generation: str) -> str:
+    """What makes or deletes the chain that names a generation."""
+    return f"{verb} chain {NFT[family]} kube-proxy gen-{generation}\n"
 
 
 def _declaration(obj: Object) -> str:
@@ -152,37 +180,41 @@ def _own_objects(objects: Iterable[tuple[Object, str]]) -> Iterator[str]:
 
 def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
     """The files of a delta bundle."""
-    yield FILE, "".join(_delta_file(change, state))
+    families = _families(state)
+    for part in Part:
+        lines = [line for family in families for line in _family_delta(change, state, family, part)]
+        if part is Part.ENDPOINTS:
+            lines = [
+                f"# node {state.node}, {state.mode} mode, {change.base} to {change.generation}\n",
+                *(_marker("delete", family, change.base) for family in families),
+                *lines,
+                *(_marker("add", family, change.generation) for family in families),
+            ]
+        if lines:
+            yield _name(part), "".join(lines)
+    if stale := [obj for obj in change.removed if obj[0] in families and obj[1] == "chain"]:
+        yield DROP_FILE, "".join(f"delete chain {NFT[family]} kube-proxy {name}\n" for family, _kind, name in stale)
     for obj, text in change.changed.items():
         if obj[0] == "file":
             yield obj[1], text
+    if allow := allow_changes(change):
+        yield ALLOW_FILE, allow
 
 
-def _delta_file(change: Delta, state: State) -> Iterator[str]:
-    """Commands that lead from the base to the state; a chain that is flushed but not added is stale."""
-    yield f"# node {state.node}, {state.mode} mode, {change.base} to {change.generation}\n"
-    for family in NFT:
-        if (family, "chain", "services") in change.removed:
-            ip = NFT[family]
-            yield f"\n# {family}\ndelete table {ip} kube-proxy\ndelete table {ip} {MARKER_TABLE}\n"
-        elif (family, "chain", "services") in state.frame:
-            yield f"\n# {family}\n"
-            yield from _family_delta(change, state, family)
-            yield _marker(family, change.generation)
-
-
-def _family_delta(change: Delta, state: State, family: str) -> Iterator[str]:
-    changed = {obj: text for obj, text in change.changed.items() if obj[0] == family}
-    made = [obj for obj in changed if obj in state.frame and obj not in change.before]
+def _family_delta(change: Delta, state: State, family: str, part: Part) -> Iterator[str]:
+    """Commands that lead from the base to the state. A chain that is only flushed is stale: it is dropped later."""
+    changed = {obj: text for obj, text in change.changed.items() if obj[0] == family and part_of(obj) is part}
+    framed = [obj for obj in changed if obj in state.frame]
     own = [(obj, text) for obj, text in changed.items() if obj not in state.frame]
-    chains = [obj for obj in changed if obj in state.frame and obj[1] == "chain"]
-    containers = [obj for obj in changed if obj in state.frame and obj[1] in ("set", "map")]
-    removed = [obj for obj in change.removed if obj[0] == family]
-    if (family, "chain", "services") in made:
-        yield _table(family)
-    yield from (_declaration(obj) for obj in changed if obj in made or obj in chains)
+    chains = [obj for obj in framed if obj[1] == "chain"]
+    containers = [obj for obj in framed if obj[1] in ("set", "map")]
+    removed = [obj for obj in change.removed if obj[0] == family and part_of(obj) is part]
+    yield from (_declaration(obj) for obj in framed if obj in chains or obj not in change.before)
     for obj in containers:
-        yield from map(_deletion, _lines_without(change.before.get(obj, ""), changed[obj]))
+        gone = _lines_without(change.before.get(obj, ""), changed[obj])
+        yield from (
+            f"delete element {NFT[family]} kube-proxy {obj[2]} {{ {change.elements[line]} }}\n" for line in gone
+        )
     yield from map(_flush, chains)
     yield from (changed[obj] for obj in chains)
     yield from _own_objects(own)
@@ -198,10 +230,3 @@ def _lines_without(text: str, other: str) -> Iterator[str]:
     """The lines of a text that another one has not, each once: two ports of a Service add the same cluster IP."""
     known = set(other.splitlines(keepends=True))
     return (line for line in dict.fromkeys(text.splitlines(keepends=True)) if line not in known)
-
-
-def _deletion(line: str) -> str:
-    """The command that undoes an `add element` command."""
-    command, _brace, element = line.rstrip(" }\n").partition(" { ")
-    key = element.partition(" comment ")[0].partition(" : ")[0]
-    return f"{command.replace('add', 'delete', 1)} {{ {key} }}\n"

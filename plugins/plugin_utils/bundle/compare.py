@@ -9,25 +9,22 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from ..errors import UserError
 from .explained import Explained
 from .manifest import FILE, SERVICES_FILE
-
-if TYPE_CHECKING:
-    from ..cluster.snapshot import Snapshot
-
 
 # (service, port name, protocol, family) -> the service port's record
 Records: TypeAlias = dict[tuple[str, str, str, str], dict[str, Any]]
 
 _ENDPOINTS = {"endpoints": "endpoint", "localEndpoints": "local endpoint"}
-_SETTINGS = (".conf", "nfacct.rules")
+_SETTINGS = (".conf", "nfacct.rules", "health.counts")
 _RULES = (".rules", ".nft", "ip.batch")
-_MARKER = re.compile("KUBE-PROXY-GENERATION|kube-proxy-generation")
+_MARKER = re.compile("KUBE-PROXY-GEN-|kube-proxy gen-")
 
 
-class UnreadableBundle(Exception):
+class UnreadableBundle(UserError):
     """A directory that is no bundle, or whose files are damaged; the message names the file."""
 
 
@@ -79,25 +76,6 @@ def _checked(record: Any) -> dict[str, Any]:
         if not isinstance(record.get(field, []), list):
             raise ValueError(f"{field} of {str(record)[:60]} is no list")
     return record
-
-
-def cluster_records(snapshot: Snapshot) -> Records:
-    """The service ports of a cluster, seen from nowhere in particular: every endpoint that may serve."""
-    # Here and not above: who compares bundles has no use for the rest of the engine.
-    from ..backends.common import service_record
-    from ..proxy.config import ProxyConfig
-    from ..proxy.facts import NodeFacts
-    from ..proxy.view import ClusterView
-
-    view = ClusterView(snapshot, ProxyConfig()).node_view(NodeFacts(name=""))
-    records: Records = {}
-    for family in view.families:
-        for each in family.ports:
-            usable = [e for e in each.endpoints if e.ready or (e.serving and e.terminating)]
-            port = each.port
-            key = (f"{port.namespace}/{port.name}", port.port_name, port.protocol, port.family.value)
-            records[key] = json.loads(json.dumps(service_record(port, usable, ())))
-    return records
 
 
 def compare_records(old: Records, new: Records) -> Iterator[Change]:

@@ -13,14 +13,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-_FAMILIES = {"iptables.rules": "IPv4", "ip6tables.rules": "IPv6"}
+_FAMILIES = {"iptables": "IPv4", "ip6tables": "IPv6"}  # how the names of files begin
 _HEADING = re.compile(r"# (?:(?P<family>IPv[46])|(?P<owner>\S+/\S+) \S+|.*)$")
 _COMMENT = re.compile(r'--comment "(?P<owner>[^\s"/]+/[^\s"]+)')
 # What is known by addresses and ports only.
 _BY_ADDRESS = re.compile(
     r"add KUBE-|-[aA] -[tu] |-[aA] --sctp-service |addr add |add element \S+ kube-proxy hairpin-conn|-A KUBE-IPVS-"
 )
-_CHECK = re.compile(r"check (?P<family>ipv[46]) \d+ (?P<namespace>\S+) (?P<name>\S+) ")
+_CHECK = re.compile(r"check (?P<family>ipv[46]) \d+ (?P<namespace>\S+) (?P<name>\S+)$")
+_COUNT = re.compile(r"count (?P<family>ipv[46]) (?P<port>\d+) \d+$")
 _WORD = re.compile(r"[\s,/]+")
 
 
@@ -48,7 +49,7 @@ class Explained:
 
     def others(self, file: str, lines: Iterable[str]) -> Iterator[str]:
         """The lines of a file that are not there for these service ports; headings are left out."""
-        family, owner = _FAMILIES.get(file, ""), ""
+        family, owner = _FAMILIES.get(re.split("[-.]", file)[0], ""), ""
         for line in lines:
             heading = _HEADING.match(line)
             if heading:
@@ -60,6 +61,8 @@ class Explained:
         comment, check = _COMMENT.search(line), _CHECK.match(line)
         if check:
             return (check["family"].replace("ip", "IP"), f"{check['namespace']}/{check['name']}") in self.services
+        if count := _COUNT.match(line):
+            return count["port"] in self.places
         if owner or comment:
             return (family, owner or (comment["owner"] if comment else "")) in self.names
         return bool(_BY_ADDRESS.match(line)) and any(map(self._is_place, _WORD.split(line)))

@@ -1,22 +1,86 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""The program that applies a bundle on a node: one file there, and here its parts in the directory akp_node."""
+"""The programs of a node: one file each there, and here their parts in the directory akp_node.
+
+A program for awk and a table of allowed lines are files of their own here, and shell variables in a program: each
+stands before the first part that uses it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 PROGRAM = "akp-node"
-# A part alone does not know what the others set and use.
-_ALONE = "# shellcheck shell=sh disable=SC2034,SC2119,SC2120,SC2153,SC2154\n"
+# What a node of a mode needs beside the core; ipvs mode has iptables rules as well.
+MODES = {"iptables": ("iptables",), "nftables": ("nftables",), "ipvs": ("iptables", "ipvs")}
+PARTS = ("pull", "health", "metrics", "verify")
+
+# What a part names and a mode has no use for: rules of ipvs mode have shapes of their own.
+_UNUSED = {"ipvs": ("iptables_shapes",)}
+
+_MAIN = "90-"  # parts of the core from here on come last
+_ALONE = "# shellcheck shell=sh "  # a part alone does not know what the others set and use
 
 
 @cache
-def node_program() -> str:
-    """Its text: the parts in the order of their names."""
-    parts = sorted(
-        (part for part in resources.files(__package__).joinpath("akp_node").iterdir() if part.name.endswith(".sh")),
-        key=lambda part: part.name,
-    )
-    return "#!/bin/sh\n" + "".join(part.read_text(encoding="utf-8").removeprefix(_ALONE) for part in parts)
+def node_program(mode: str) -> str:
+    """The text of akp-node for nodes of a mode."""
+    core, leave, modes = (_files(folder, ".sh") for folder in ("core", "leave", "modes"))
+    texts = [text for name, text in core.items() if name < _MAIN]
+    texts += leave.values()
+    texts += [modes[f"{name}.sh"] for name in MODES[mode] if f"{name}.sh" in modes]
+    texts += [text for name, text in core.items() if name >= _MAIN]
+    return _joined(texts, f"MODES={mode}    # the bundles that this program takes\n", _UNUSED.get(mode, ()))
+
+
+@cache
+def part_program(name: str) -> str:
+    """The text of a program of its own, e.g. akp-pull."""
+    if name not in PARTS:
+        raise ValueError(f"{name!r} is not one of {', '.join(PARTS)}")
+    return _joined([text for file, text in _files("parts", ".sh").items() if file == f"{name}.sh"])
+
+
+def _joined(parts: list[str], head: str = "", unused: tuple[str, ...] = ()) -> str:
+    """Parts as one program, each variable before the part that uses it first."""
+    written = ["#!/bin/sh\n", head]
+    left = {name: text for name, text in _variables() if name not in unused}
+    for text in parts:
+        first, end, rest = text.partition("\n")
+        used = [name for name in left if re.search(rf"\$\{{?{name}\b", text)]
+        written += [f"{name}={_quoted(left.pop(name))}\n" for name in used]
+        written.append(rest if first.startswith(_ALONE) else first + end + rest)
+    return "".join(written)
+
+
+def _quoted(text: str) -> str:
+    """A text for the shell."""
+    escaped = text.replace("'", r"'\''")
+    return f"'{escaped}'"
+
+
+def _variables() -> Iterator[tuple[str, str]]:
+    """Names and values of the shell variables that programs are made with."""
+    for folder in ("core", "leave", "modes", "parts"):
+        for name, text in _files(folder, ".awk").items():
+            yield _variable(name, "_awk"), text
+    for name, text in _files("shapes", ".txt").items():
+        yield _variable(name, "_shapes"), text
+
+
+def _variable(file: str, suffix: str) -> str:
+    return file.rpartition(".")[0].replace("-", "_") + suffix
+
+
+@cache
+def _files(folder: str, ending: str) -> dict[str, str]:
+    """Name -> text of the files of a folder, in the order of their names."""
+    found: dict[str, Traversable] = {}
+    directory = resources.files(__package__).joinpath("akp_node").joinpath(folder)
+    if directory.is_dir():
+        found = {each.name: each for each in directory.iterdir() if each.name.endswith(ending)}
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}

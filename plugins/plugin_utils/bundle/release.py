@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..errors import UserError
+from ..files import write_atomic
+
 NAMESPACE = "akp-release"
 FILE = "release"
 _HEAD = "akp-release 1"
@@ -26,11 +29,11 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
-class InvalidRelease(Exception):
+class InvalidRelease(UserError):
     """A text that is no release, or values that make none; the message says which."""
 
 
-class SigningFailed(Exception):
+class SigningFailed(UserError):
     """ssh-keygen did not sign; the message has its words."""
 
 
@@ -206,8 +209,8 @@ def write_release(directory: Path, text: str, signatures: Sequence[str]) -> None
     for old in release_files(directory):
         old.unlink()
     for name, signature in zip(signature_names(len(signatures)), signatures, strict=True):
-        (directory / name).write_text(signature, encoding="utf-8")
-    (directory / FILE).write_text(text, encoding="utf-8")
+        write_atomic(directory / name, signature, 0o644)
+    write_atomic(directory / FILE, text, 0o644)
 
 
 def release_files(directory: Path) -> list[Path]:

@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from .. import backends
 from ..backends.common import CONNTRACK, SERVICES
-from ..backends.state import Delta, State
-from .manifest import FILE, manifest_digest, manifest_text, sha256
+from ..backends.state import Delta, Fragment, Object, State
+from ..files import write_directory
+from .manifest import FILE, manifest_digest, manifest_text
 from .program import PROGRAM, node_program
 
 # The fields of a manifest and the files that it lists, without the program.
@@ -24,7 +22,7 @@ Parts: TypeAlias = tuple[dict[str, Any], list[tuple[str, str]]]
 def write_bundle(state: State, directory: Path) -> None:
     """The full bundle of a node. An earlier bundle of that directory is replaced in one step."""
     fields, contents = bundle_parts(state)
-    _write(directory, fields, [*contents, (PROGRAM, node_program())])
+    _write(directory, fields, [*contents, (PROGRAM, node_program(state.mode))])
 
 
 def write_delta(change: Delta, state: State, directory: Path) -> None:
@@ -34,14 +32,13 @@ def write_delta(change: Delta, state: State, directory: Path) -> None:
 
 def bundle_parts(state: State) -> Parts:
     """What a full bundle is made of."""
-    services = {text.split('"', 4)[3] for each in state.fragments for obj, text in each.open if obj == SERVICES}
     fields: dict[str, Any] = {
         "kind": "Bundle",
         "node": state.node,
         "mode": state.mode,
         "compat": state.compat,
         "generation": state.generation,
-        "counts": {"services": len(services), "servicePorts": len(state.fragments)},
+        **state.totals,
     }
     return fields, list(backends.files(state))
 
@@ -60,52 +57,48 @@ def delta_parts(change: Delta, state: State) -> Parts:
         "compat": state.compat,
         "generation": change.generation,
         "base": change.base,
-        "counts": {"changed": len(change.changed), "removed": len(change.removed)},
+        **state.totals,
     }
     contents = dict(backends.delta_files(change, state))
     for obj in (SERVICES, CONNTRACK):
         if contents.pop(obj[1], None) is not None:
-            contents[f"{obj[1]}.diff"] = _line_changes(change.before.get(obj, ""), change.changed[obj])
+            contents[f"{obj[1]}.diff"] = _line_changes(change, obj)
     return fields, list(contents.items())
+
+
+# Files whose change can claim an address or a port, or open one; beside those of the part FRONTENDS.
+_GRANTING = frozenset({"frontends.allow", "sysctls.conf", "nfacct.rules", "health.conf", "ipvs.conf", "ip.batch"})
+
+
+def only_endpoints(names: Iterable[str]) -> bool:
+    """Whether a delta of these files changes endpoints, and nothing else."""
+    return not any("-frontends." in name or name in _GRANTING for name in names)
 
 
 def sealed(parts: Parts) -> tuple[str, list[tuple[str, bytes]]]:
     """The digest of the manifest, and all files with it: what travels to hosts that have the program."""
     fields, contents = parts
     files = [(name, text.encode()) for name, text in contents]
-    manifest = manifest_text({**fields, "files": {name: sha256(data) for name, data in files}})
+    manifest = manifest_text(fields, files)
     return manifest_digest(manifest), [(FILE, manifest.encode()), *files]
 
 
-# Where many nodes follow the same change, most of them have the same lines before and after it.
-@lru_cache(maxsize=8)
-def _line_changes(before: str, after: str) -> str:
-    """The lines that go, after a -, and those that come, after a +."""
-    old, new = dict.fromkeys(before.splitlines()), dict.fromkeys(after.splitlines())
-    gone = [f"-{line}\n" for line in old if line not in new]
-    return "".join(gone + [f"+{line}\n" for line in new if line not in old])
+def _line_changes(change: Delta, obj: Object) -> str:
+    """The lines that go, after a -, and those that come, after a +. Only service ports that changed are looked at."""
+    gone, come = (_lines_of((pair[side] for pair in change.pairs), obj) for side in (0, 1))
+    # Two service ports may have the same line; it goes with the last of them.
+    before, after = f"\n{change.before.get(obj, '')}", f"\n{change.changed[obj]}"
+    lines = [f"-{line}" for line in gone if line not in come and f"\n{line}" not in after]
+    return "".join(lines + [f"+{line}" for line in come if line not in gone and f"\n{line}" not in before])
+
+
+def _lines_of(fragments: Iterable[Fragment | None], obj: Object) -> dict[str, None]:
+    texts = (text for each in fragments if each is not None for name, text in each.open if name == obj)
+    return dict.fromkeys(line for text in texts for line in text.splitlines(keepends=True))
 
 
 def _write(directory: Path, fields: dict[str, Any], contents: Iterable[tuple[str, str]]) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        staged.chmod(0o755)
-        digests: dict[str, str] = {}
-        for name, content in contents:
-            data = content.encode()
-            (staged / name).write_bytes(data)
-            digests[name] = sha256(data)
-        if PROGRAM in digests:
-            (staged / PROGRAM).chmod(0o755)
-        (staged / FILE).write_text(manifest_text({**fields, "files": digests}), encoding="utf-8")
-        if directory.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-            directory.rename(old / "old")
-            staged.rename(directory)
-            shutil.rmtree(old)
-        else:
-            staged.rename(directory)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+    files = [(name, content.encode()) for name, content in contents]
+    manifest = manifest_text(fields, files).encode()
+    modes = {PROGRAM: 0o755}
+    write_directory(directory, [(name, data, modes.get(name, 0o644)) for name, data in [*files, (FILE, manifest)]])

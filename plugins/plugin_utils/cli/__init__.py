@@ -5,20 +5,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 
 from .. import __version__
-from ..backends import UnknownBackend
-from ..bundle.compare import UnreadableBundle
-from ..bundle.publish import PublishRefused
-from ..bundle.release import InvalidRelease, SigningFailed
-from ..cluster.files import UnreadableFile
-from ..ledger import BrokenLedger
-from ..proxy.config import InvalidConfig
-from ..proxy.facts import InvalidFacts, UnusableNode
-from ..proxy.policy import InvalidPolicy, RefusedVips
-from . import approve, diff, ledger, names, program, publish, render, watch
-from .console import UsageError
+from ..errors import UserError
+from ..texts import visible, visible_lines
+
+_COMMANDS = (
+    "render",
+    "watch",
+    "publish",
+    "diff",
+    "explain",
+    "service",
+    "prove",
+    "names",
+    "approve",
+    "ledger",
+    "program",
+)
 
 _EPILOG = """\
 a first run, with what the cluster and its kube-proxy already have:
@@ -30,8 +36,8 @@ a first run, with what the cluster and its kube-proxy already have:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(wanted: str = "") -> argparse.ArgumentParser:
+    """The command line; where the command is known, only what belongs to it is loaded."""
     top = argparse.ArgumentParser(
         prog="akp",
         description="kube-proxy without a kube-proxy: computes, for every node, the packet rules that kube-proxy "
@@ -41,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"akp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (render, watch, publish, diff, names, approve, ledger, program):
-        command.add_parser(commands)
+    for name in (wanted,) if wanted in _COMMANDS else _COMMANDS:
+        importlib.import_module(f".{name}", __name__).add_parser(commands)
     return top
 
 
@@ -51,35 +57,28 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     # The options of watch are Ansible's, and read by it.
     own = 1 if argv[:1] == ["watch"] else len(argv)
-    args = parser().parse_args(argv[:own])
+    args = parser(argv[0] if argv else "").parse_args(argv[:own])
     args.rest = argv[own:]
     try:
         return int(args.run(args))
-    except InvalidConfig as error:
-        for each in error.errors:
-            print(f"akp: {getattr(args, 'config', 'KubeProxyConfiguration')}: {each}", file=sys.stderr)
-        return 2
-    except RefusedVips as error:
-        for found in error.found:
-            print(f"akp: refused: {found}", file=sys.stderr)
-        return 2
-    except (
-        BrokenLedger,
-        InvalidFacts,
-        InvalidPolicy,
-        UnknownBackend,
-        UnreadableBundle,
-        UnreadableFile,
-        UnusableNode,
-        UsageError,
-        PublishRefused,
-        InvalidRelease,
-        SigningFailed,
-    ) as error:
-        print(f"akp: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
-        print(f"akp: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        print(visible(f"akp: {error.filename or 'output'}: {error.strerror or error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except UserError as error:
+        print(_in_words(error, args), file=sys.stderr)
+        return 2
+
+
+def _in_words(error: UserError, args: argparse.Namespace) -> str:
+    """An error that input or call brought about, for a person."""
+    from ..proxy.config import InvalidConfig
+    from ..proxy.policy import RefusedVips
+
+    if isinstance(error, InvalidConfig):
+        file = getattr(args, "config", None) or "KubeProxyConfiguration"
+        return "\n".join(visible(f"akp: {file}: {each}") for each in error.errors)
+    if isinstance(error, RefusedVips):
+        return "\n".join(visible(f"akp: refused: {found}") for found in error.found)
+    return visible_lines(f"akp: {error}")

@@ -9,9 +9,9 @@ import hashlib
 import sys
 from pathlib import Path
 
-from ..bundle.release import InvalidRelease, SigningFailed, sign
-from ..controller.approval import (
-    NotApproved,
+from ..bundle.release import sign
+from ..files import write_atomic
+from ..plan.approval import (
     check_allowed,
     plan_file,
     plan_release,
@@ -21,6 +21,7 @@ from ..controller.approval import (
     signatures,
     signers,
 )
+from ..texts import visible
 from .console import UsageError
 
 _DESCRIPTION = """\
@@ -49,19 +50,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Show, ask, sign."""
-    try:
-        return _run(args)
-    except (InvalidRelease, NotApproved, SigningFailed) as error:
-        raise UsageError(str(error)) from None
-
-
-def _run(args: argparse.Namespace) -> int:
     if args.allowed_signers:
         check_allowed(args.allowed_signers)
     plan = read_plan(args.plan)
     text = plan_release(args.plan, plan)
-    # Not the file with the same words: nobody signs that.
-    print("\n".join(map(_visible, (*plan_text(plan), release_line(text)))))
+    # Not the file with the same words: nobody signs that. A terminal must not be told to hide what is being signed.
+    print("\n".join(map(visible, (*plan_text(plan), release_line(text)))))
     if args.key:
         if not args.yes and not _asked():
             print("not signed")
@@ -69,17 +63,12 @@ def _run(args: argparse.Namespace) -> int:
         signature = sign(text, args.key)
         name = hashlib.sha256(signature.encode()).hexdigest()[:12]
         file = plan_file(args.plan, f"release.{name}.sig")
-        file.write_text(signature, encoding="utf-8")
+        write_atomic(file, signature, 0o644)
         print(f"signed: {file}")
     if args.allowed_signers:
         who = signers(text, signatures(args.plan), args.allowed_signers)
-        print(f"signed by {len(who)}: {', '.join(who) or 'nobody'}")
+        print(visible(f"signed by {len(who)}: {', '.join(who) or 'nobody'}"))
     return 0
-
-
-def _visible(line: str) -> str:
-    """A terminal must not be told to hide what is being signed."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def _asked() -> bool:

@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..cluster.snapshot import Snapshot
+from ..errors import UserError
+from ..texts import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0  # seconds of silence before a bar appears
 
 
-class UsageError(Exception):
+class UsageError(UserError):
     """A call that cannot be carried out; the message says what to do instead."""
 
 
@@ -43,8 +45,12 @@ class Progress:
         if not self._visible or time.monotonic() - self._started < _PATIENCE:
             return
         if self._bar is None:
-            from rich.console import Console
-            from rich.progress import Progress as Bar
+            try:
+                from rich.console import Console
+                from rich.progress import Progress as Bar
+            except ImportError:  # of the collection alone; it works as well without a bar
+                self._visible = False
+                return
 
             self._bar = Bar(console=Console(stderr=True), transient=True)
             self._bar.add_task(text, total=None)
@@ -55,9 +61,9 @@ class Progress:
 def report_left_out(snapshot: Snapshot, *, strict: bool) -> None:
     """Name every object that was left out; with --strict that is an error."""
     for problem in snapshot.problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(visible(f"left out: {problem}"), file=sys.stderr)
     for sort, count in snapshot.ignored.items():
-        print(f"not needed: {count} x {sort}", file=sys.stderr)
+        print(visible(f"not needed: {count} x {sort}"), file=sys.stderr)
     if strict and snapshot.problems:
         raise UsageError(
             f"{len(snapshot.problems)} problems in the input, see above; without --strict they are left out"

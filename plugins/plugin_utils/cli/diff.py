@@ -10,8 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from ..bundle.compare import Change, bundles, cluster_records, compare_bundles, compare_records
+from ..bundle.compare import Change, Records, bundles, compare_bundles, compare_records, parse_records
+from ..choices import Choices
 from ..cluster.files import load
+from ..engine import Engine
+from ..texts import visible
 from .console import Progress, UsageError
 
 _DESCRIPTION = """\
@@ -58,12 +61,19 @@ def _changes(old: Path, new: Path) -> dict[str, list[Change]]:
     if bool(before) != bool(after):
         raise UsageError(f"{old} and {new}: one is a bundle, the other is not")
     if not before:
-        return {"": list(compare_records(cluster_records(load(old)), cluster_records(load(new))))}
+        return {"": list(compare_records(_of_cluster(old), _of_cluster(new)))}
     if len(before) == len(after) == 1:
         # Two bundles are compared whatever their nodes are called.
         ((_name, first),), ((name, second),) = before.items(), after.items()
         return {name: compare_bundles(first, second)}
     return {name: compare_bundles(before.get(name), after.get(name)) for name in sorted(before.keys() | after.keys())}
+
+
+def _of_cluster(path: Path) -> Records:
+    """The service ports of a cluster, whatever its configuration is."""
+    engine = Engine(Choices.of({}))
+    engine.update(load(path))
+    return parse_records(engine.service_lines())
 
 
 def _text(changes: dict[str, list[Change]], *, colours: bool) -> str:
@@ -74,7 +84,7 @@ def _text(changes: dict[str, list[Change]], *, colours: bool) -> str:
     lines: list[str] = []
     for told, nodes in groups.items():
         if told and nodes != [""]:
-            lines.append(f"on {', '.join(nodes)}:")
+            lines.append(visible(f"on {', '.join(nodes)}:"))
         for change in told:
             lines.append(_coloured(f"{_SIGNS[change.action]} {change.title}", colours=colours))
             lines.extend("    " + _coloured(detail, colours=colours) for detail in change.details)
@@ -82,4 +92,5 @@ def _text(changes: dict[str, list[Change]], *, colours: bool) -> str:
 
 
 def _coloured(line: str, *, colours: bool) -> str:
+    line = visible(line)
     return f"{_COLOURS[line[0]]}{line}\033[0m" if colours else line

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..ledger import FILE, BrokenLedger, lines, verify
+from ..ledger_copy import verify_copy
+from ..texts import visible
 from .console import UsageError
 
 _DEFAULT = Path("~/.akp/default") / FILE
@@ -40,6 +42,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.add_argument(
         "--head", default="", metavar="HASH", help="the hash of an entry, as a run printed it: it must still be there"
     )
+    check.add_argument(
+        "--copy",
+        type=Path,
+        metavar="COPY",
+        help="a copy of the ledger, or a log of syslog: what it holds must be in the ledger; where there is no ledger "
+        "any more, the copy alone is verified",
+    )
     show.add_argument("--node", default="", metavar="NAME", help="only what was done to this node or host")
     show.add_argument("--run", default="", dest="run_name", metavar="ID", help="only the entries of this run")
     show.add_argument("--last", type=int, default=0, metavar="N", help="only the last N entries of those")
@@ -56,15 +65,27 @@ def _existing(args: argparse.Namespace) -> Path:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    file = _existing(args)
     if args.head and not re.fullmatch("[0-9a-f]{64}", args.head):
         raise UsageError(f"--head {args.head}: is no hash of 64 hexadecimal digits")
     try:
-        head = verify(file, args.head)
+        if args.copy:
+            return _verify_copy(args)
+        head = verify(_existing(args), args.head)
     except BrokenLedger as error:
-        print(f"broken: {error}")
+        print(visible(f"broken: {error}"))
         return 1
     print(f"intact: {head.number} entries, head {head.hash}")
+    return 0
+
+
+def _verify_copy(args: argparse.Namespace) -> int:
+    copy, file = args.copy.expanduser(), args.file.expanduser()
+    if not copy.is_file():
+        raise UsageError(f"{copy}: there is no copy")
+    if args.head:
+        verify(_existing(args), args.head)
+    for line in verify_copy(copy, file if file.is_file() else None):
+        print(visible(f"intact: {line}"))
     return 0
 
 
@@ -81,22 +102,29 @@ def _show(args: argparse.Namespace) -> int:
     else:
         broken = ""
     for line, entry in kept:
-        print(line.decode() if args.json else "\n".join(_lines(entry)))
+        # What stands in an entry was said by nodes, and by people.
+        print(visible(line.decode()) if args.json else "\n".join(map(visible, _lines(entry))))
     if broken:
-        print(broken)
+        print(visible(broken))
     return 1 if broken else 0
 
 
 def _concerns(entry: Mapping[str, Any], node: str) -> bool:
     nodes = entry.get("nodes") or {}
-    return not node or node in nodes or any(each.get("node") == node for each in nodes.values())
+    known = nodes if isinstance(nodes, dict) else {}
+    return not node or node in known or any(_of(each).get("node") == node for each in known.values())
+
+
+def _of(value: Any) -> Mapping[str, Any]:
+    """A mapping: a ledger that is intact may still hold whatever its writer meant."""
+    return value if isinstance(value, dict) else {}
 
 
 def _lines(entry: Mapping[str, Any]) -> Iterator[str]:
-    who = entry.get("who") or {}
+    who = _of(entry.get("who"))
     name = who.get("name") or who.get("user") or "?"
     parts = [
-        f"{entry['number']:>6}  {entry['time']}  {name}@{who.get('host', '?')}",
+        f"{entry['number']:>6}  {entry.get('time', '?')}  {name}@{who.get('host', '?')}",
         str(entry.get("action", "?")),
         str(entry.get("result", "")),
     ]
@@ -105,8 +133,9 @@ def _lines(entry: Mapping[str, Any]) -> Iterator[str]:
         if entry.get(key):
             yield f"        {title} {entry[key]}"
     if entry.get("approvers"):
-        yield f"        approved by {', '.join(entry['approvers'])}"
-    for host, each in (entry.get("nodes") or {}).items():
+        yield f"        approved by {', '.join(map(str, entry['approvers']))}"
+    for host, found in _of(entry.get("nodes")).items():
+        each = _of(found)
         before, after = (str(each[key] or "nothing")[:12] if key in each else "unknown" for key in ("before", "after"))
         told = f": {each['error']}" if each.get("error") else ""
         yield f"        {host}  {before} -> {after}  {each.get('result', '')}{told}".rstrip()

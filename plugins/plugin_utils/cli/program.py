@@ -1,26 +1,30 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""akp program: the node program, for whoever reviews it or puts it into a node image."""
+"""akp program: the programs of a node, for a review or a node image."""
 
 from __future__ import annotations
 
 import argparse
 
-from ..bundle.program import node_program
+from ..bundle.program import MODES, PARTS, node_program, part_program
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The command line of program."""
     parser = commands.add_parser(
         "program",
-        help="print the node program akp-node",
-        description="Prints akp-node, the program that every bundle carries, for a review or a node image: "
-        "akp program > /usr/local/sbin/akp-node",
+        help="print a program of the node: akp-node, akp-pull or akp-health",
+        description="Prints akp-node as the bundles of a mode carry it, for a review or a node image: "
+        "akp program --mode nftables > /usr/local/sbin/akp-node; or one of the programs beside it: "
+        "akp program --part pull > /usr/local/sbin/akp-pull",
     )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--mode", choices=tuple(MODES), help="akp-node for nodes of this mode")
+    which.add_argument("--part", choices=PARTS, help="a program beside akp-node, e.g. akp-pull")
     parser.set_defaults(run=run)
 
 
-def run(_args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print it."""
-    print(node_program(), end="")
+    print(node_program(args.mode) if args.mode else part_program(args.part), end="")
     return 0

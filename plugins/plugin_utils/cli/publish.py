@@ -11,18 +11,18 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ..bundle.publish import Publication, Terms
 from ..cluster.files import cluster_files, documents
 from ..cluster.record import record_of
-from ..controller.audit import Auditor, who
-from ..controller.publish import History, Inputs, publish
-from ..controller.render import Schedulers, Vips, load_config
 from ..ledger import FILE
+from ..plan.audit import Auditor, who
+from ..publish.publishing import History, Inputs, publish
+from ..publish.store import Publication, Terms
+from ..texts import visible
 from .console import Progress, UsageError, report_left_out
-from .render import add_input_options, add_rule_options, gathered_facts
+from .render import add_input_options, add_rule_options, choices_of, gathered_facts
 
 _DESCRIPTION = """\
-Writes a directory that nodes pull from (akp-node pull), over any static web server or file share:
+Writes a directory that nodes pull from (akp-pull), over any static web server or file share:
 OUT/NODE.release, signed, and OUT/objects with the bundles and deltas that releases name. Each release is replaced in
 one step when everything it names is there. A node without news gets a new release only when half of the time of its
 old one is over. What becomes of nodes is an entry of ledger.jsonl, beside the history; see akp ledger.
@@ -86,6 +86,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="PERCENT",
         help="refuse if a node would lose more of its service ports (default: %(default)s)",
     )
+    parser.add_argument(
+        "--ledger-copy",
+        default="",
+        metavar="PLACE",
+        help="syslog, or a file that gets each entry of the ledger as well",
+    )
     parser.add_argument("--renew", action="store_true", help="sign everything anew, e.g. with another key")
     add_rule_options(parser)
     parser.set_defaults(run=run)
@@ -104,22 +110,17 @@ def run(args: argparse.Namespace) -> int:
     history = args.history or Path("~/.akp").expanduser() / args.cluster_name / "published"
     if args.output.resolve() in (history.resolve(), *history.resolve().parents):
         raise UsageError(f"{history}: lies in the directory that is served; choose another place with --history")
-    auditor = Auditor(history.with_name(FILE), {"cluster": args.cluster_name, "who": who({})})
+    auditor = Auditor(history.with_name(FILE), {"cluster": args.cluster_name, "who": who({})}, args.ledger_copy)
     try:
         with Progress() as progress:
             progress.step(f"reading {args.cluster}")
             record = record_of(
                 (each for file in cluster_files(args.cluster) for each in documents(file)), str(args.cluster)
             )
-            schedulers = Schedulers(
-                dict(each.partition("=")[::2] for each in args.scheduler), args.scheduler_annotations
-            )
-            config = load_config(str(args.config))
-            vips = Vips(args.vips, args.external_ips, args.load_balancer_ips)
-            inputs = Inputs(record, config, args.compat, schedulers, vips, gathered_facts(args.facts))
+            inputs = Inputs(record, choices_of(args), gathered_facts(args.facts))
             report_left_out(inputs.snapshot, strict=args.strict)
             for warning in inputs.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
+                print(visible(f"warning: {warning}"), file=sys.stderr)
             terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
             progress.step("publishing")
             report = publish(
@@ -140,5 +141,5 @@ def run(args: argparse.Namespace) -> int:
     for node in report.withdrawn:
         print(f"{node}  withdrawn: the cluster has no such Node")
     for node, error in report.errors.items():
-        print(f"akp: {node}: not published: {error}", file=sys.stderr)
+        print(visible(f"akp: {node}: not published: {error}"), file=sys.stderr)
     return 1 if report.errors else 0

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import backends
-from ..backends.compat import DEFAULT_COMPAT
 from ..bundle.write import write_bundle
+from ..choices import Choices
 from ..cluster.files import UnreadableFile, documents, load
 from ..cluster.objects import ANNOTATION_SCHEDULER
-from ..cluster.snapshot import Node, Snapshot
-from ..proxy.config import ProxyConfig, parse_config, with_schedulers
-from ..proxy.facts import node_facts
-from ..proxy.policy import ACTIONS, Known, under_policy, vip_policy
-from ..proxy.view import ClusterView
+from ..cluster.snapshot import Snapshot
+from ..engine import Engine
+from ..proxy.compat import DEFAULT_COMPAT
+from ..proxy.policy import ACTIONS
+from ..texts import visible
 from .console import Progress, UsageError, report_left_out
 
 _DESCRIPTION = """\
@@ -104,6 +103,19 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
         metavar="CIDR",
         help="where IPs of load balancers may lie; can be given more than once (default: anywhere)",
     )
+    vips.add_argument(
+        "--control-port",
+        action="append",
+        metavar="PORT",
+        help="by which the control host comes in, and which no Service gets on a node; can be given more than once "
+        "(default: 22)",
+    )
+    vips.add_argument(
+        "--health-check-ports",
+        default="",
+        metavar="FIRST-LAST",
+        help="the ports that nodes open for health checks of load balancers (default: 30000-32767)",
+    )
     ipvs = parser.add_argument_group("ipvs mode, beyond kube-proxy")
     ipvs.add_argument(
         "--scheduler",
@@ -124,57 +136,63 @@ def run(args: argparse.Namespace) -> int:
     # One large structure without cycles, and then the end: looking for garbage would cost a fifth of the time.
     gc.disable()
     with Progress() as progress:
-        schedulers = dict(entry.partition("=")[::2] for entry in args.scheduler)
-        config = with_schedulers(read_config(args.config), schedulers, annotations=args.scheduler_annotations)
-        renderer = backends.renderer(config, args.compat)
+        engine = Engine(choices_of(args))
         snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
         report_left_out(snapshot, strict=args.strict)
-        policy = vip_policy(args.vips, args.external_ips, args.load_balancer_ips)
-        nodes = _nodes(args, config, snapshot)
+        nodes = _nodes(args, engine.choices.proxy.hostname_override, snapshot)
         gathered = _gathered(args.facts, nodes)
-        snapshot, warnings = under_policy(snapshot, config, policy, Known.of(gathered, ""))
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
         progress.step("deciding")
-        cluster = ClusterView(snapshot, config)
+        engine.update(snapshot)
+        of_nodes = (each for node in nodes for each in engine.warnings_of(node, gathered.get(node)))
+        for warning in dict.fromkeys((*engine.warnings, *of_nodes)):
+            print(visible(f"warning: {warning}"), file=sys.stderr)
         for index, node in enumerate(nodes):
-            progress.step(f"writing {node.name}", index, len(nodes))
-            state = renderer.state(cluster.node_view(node_facts(node, gathered.get(node.name))))
-            write_bundle(state, args.output / node.name)
-            print(f"{args.output / node.name}  {state.mode}  generation {state.generation}")
+            progress.step(f"writing {node}", index, len(nodes))
+            state = engine.state(node, gathered.get(node))
+            write_bundle(state, args.output / node)
+            print(f"{args.output / node}  {state.mode}  generation {state.generation}")
     return 0
 
 
-def read_config(file: Path) -> ProxyConfig:
-    """The KubeProxyConfiguration of a file."""
-    parsed = list(documents(file))
-    if len(parsed) != 1:
-        raise UnreadableFile(f"{file}: holds {len(parsed)} documents instead of one KubeProxyConfiguration")
-    return parse_config(parsed[0])
+def choices_of(args: argparse.Namespace) -> Choices:
+    """What `add_input_options` and `add_rule_options` asked for."""
+    return Choices.of(
+        {
+            "config": str(args.config),
+            "compat": args.compat,
+            "schedulers": dict(each.partition("=")[::2] for each in args.scheduler),
+            "scheduler_annotations": args.scheduler_annotations,
+            "vip_policy": args.vips,
+            "external_ip_cidrs": args.external_ips,
+            "load_balancer_cidrs": args.load_balancer_ips,
+            "control_ports": args.control_port,
+            "health_check_ports": args.health_check_ports,
+        }
+    )
 
 
-def _nodes(args: argparse.Namespace, config: ProxyConfig, snapshot: Snapshot) -> list[Node]:
+def _nodes(args: argparse.Namespace, by_default: str, snapshot: Snapshot) -> list[str]:
     if args.all_nodes:
         if not snapshot.nodes:
             raise UsageError(f"{args.cluster}: holds no Node, so --all-nodes means nothing")
-        return list(snapshot.nodes)
-    names = args.node or [config.hostname_override]
+        return [node.name for node in snapshot.nodes]
+    names = args.node or [by_default]
     if names == [""]:
         raise UsageError("name a node with --node, or ask for --all-nodes")
-    known = {node.name: node for node in snapshot.nodes}
+    known = [node.name for node in snapshot.nodes]
     for name in names:
         if name not in known:
             raise UsageError(f"{args.cluster}: has no Node {name}; it has {', '.join(known) or 'none'}")
-    return [known[name] for name in dict.fromkeys(names)]
+    return list(dict.fromkeys(names))
 
 
-def _gathered(file: Path | None, nodes: list[Node]) -> dict[str, Mapping[str, Any]]:
+def _gathered(file: Path | None, nodes: list[str]) -> dict[str, Mapping[str, Any]]:
     """Facts per node from a file of one node's facts or of many."""
     content = _content(file)
     if "capabilities" in content or "addresses" in content:
         if len(nodes) != 1:
             raise UsageError(f"{file}: holds the facts of one node, but {len(nodes)} nodes are rendered")
-        return {nodes[0].name: content}
+        return {nodes[0]: content}
     return gathered_facts(file)
 
 

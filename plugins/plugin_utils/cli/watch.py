@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..texts import visible
 from .console import UsageError
 
 HELP = "follow a cluster and push what changes, through Ansible, for as long as it runs"
@@ -57,7 +58,7 @@ def _own_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: list[str]) -> int:
     """The command; 0 if it was stopped, 2 if the call or its input was wrong, 1 if it could not go on."""
     try:
-        from ..controller import inventory as ansible
+        from ..watch import ansible_runtime as ansible
     except ImportError as error:
         raise UsageError(f"akp watch needs Ansible, and {error.name} is missing: pip install ansible-core") from error
     try:
@@ -73,13 +74,13 @@ def run(arguments: list[str]) -> int:
             print("\n".join(found.settings()))
             return 0
         found.warm_up()
-    except (ansible.AnsibleError, ansible.NoHosts, ansible.NoCollection) as error:
+    except ansible.AnsibleError as error:
         raise UsageError(str(error)) from error
     return _follow(found, ansible.detach, json_lines=bool(options.own("log_json")))
 
 
 def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
-    from ..controller.carrier import Carrier, CarrierGone
+    from ..carry.workers import Carrier, CarrierGone
 
     settings = next(iter(inventory.settings().values()))
     if settings.get("cluster_dir") and not settings.get("kubeconfig"):
@@ -88,15 +89,14 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
     carrier = Carrier(inventory, detach)
     try:
         from ..bundle.release import SigningFailed
-        from ..cluster.access import Access, InvalidAccess
+        from ..cluster.access import Access
         from ..cluster.api import ApiError, connect
         from ..cluster.watch import Watch
-        from ..controller.consent import Consent, NoConsent
-        from ..controller.directory import WorkDirectory
-        from ..controller.follow import Follower, Locked
+        from ..plan.consent import Consent
+        from ..watch.loop import Follower
 
         cluster = str(settings.get("cluster_name") or "default")
-        directory = WorkDirectory(Path(settings.get("dir") or f"~/.akp/{cluster}").expanduser()).make()
+        directory = inventory.directory.make()
         access = Access.of(_access(settings))
         textfile = settings.get("textfile")
         watch = Watch(lambda: connect(access, timeout=float(settings.get("api_timeout") or 60)))
@@ -110,9 +110,6 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
             textfile=Path(textfile).expanduser() if textfile else None,
             say=_say_json if json_lines else _say_text,
         )
-    except NoConsent as error:
-        carrier.close(0)
-        raise UsageError(str(error)) from error
     except BaseException:
         carrier.close(0)
         raise
@@ -122,9 +119,9 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
     try:
         with watch:
             follower.run()
-    except (ApiError, CarrierGone, InvalidAccess, Locked, SigningFailed) as error:
-        print(f"akp watch: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidAccess | Locked) else 1
+    except (ApiError, CarrierGone, SigningFailed) as error:
+        print(visible(f"akp: {error}"), file=sys.stderr)
+        return 1
     return 0
 
 
@@ -134,10 +131,9 @@ def _access(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choices(settings: Mapping[str, Any]) -> Any:
-    from ..controller.desired import Choices
-    from ..controller.render import load_config
+    from ..choices import Choices
 
-    return Choices.of(load_config(settings.get("config")), settings)
+    return Choices.of(settings).checked()
 
 
 def _say_json(event: str, **fields: Any) -> None:
@@ -145,7 +141,8 @@ def _say_json(event: str, **fields: Any) -> None:
 
 
 def _say_text(event: str, **fields: Any) -> None:
-    print(f"{_now()} {_TEXTS[event](fields)}", flush=True)
+    # Nodes and the API server said most of it.
+    print(visible(f"{_now()} {_TEXTS[event](fields)}"), flush=True)
 
 
 def _now() -> str:

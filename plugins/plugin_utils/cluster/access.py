@@ -12,8 +12,13 @@ import contextlib
 import dataclasses
 import os
 import socket
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from ..errors import UserError
+from ..texts import shortened, visible
 
 # option -> the environment variables that stand in for it
 ENVIRONMENT: dict[str, tuple[str, ...]] = {
@@ -34,7 +39,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
 }
 
 
-class InvalidAccess(Exception):
+class InvalidAccess(UserError):
     """No way to the API server can be made of the options; the message says what is missing."""
 
 
@@ -129,34 +134,44 @@ class Transport:
         return headers
 
     def get(self, path: str, timeout: float) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and the whole body."""
+        """Status, headers and the whole body, within limits of time and size."""
         with self._errors():
-            answer = self._answer(path, timeout, whole=True)
-        return answer.status, answer.headers, answer.data
+            answer = self._answer(path, timeout)
+            try:
+                body = b"".join(_chunks(answer, timeout * _WHOLE_TIMEOUTS, _LARGEST_BODY))
+            finally:
+                answer.close()  # one that was read to its end has given its connection back already
+        return answer.status, answer.headers, body
 
     @contextlib.contextmanager
     def stream(self, path: str, timeout: float) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Status, and the lines of the body as they come."""
+        """Status, and the lines of the body as they come, until the time is over, whatever still comes then."""
         with self._errors():
-            answer = self._answer(path, timeout, whole=False)
+            answer = self._answer(path, timeout)
             self._streams.add(answer)
             try:
-                yield answer.status, _lines(answer.stream(None, decode_content=True))
+                yield answer.status, _lines(_chunks(answer, timeout, None))
             finally:
                 self._streams.discard(answer)
                 # A watch that is left early has an open end: its connection cannot be used again.
                 answer.close()
 
-    def _answer(self, path: str, timeout: float, *, whole: bool) -> Any:
-        return self._pool.request(
+    def _answer(self, path: str, timeout: float) -> Any:
+        answer = self._pool.request(
             "GET",
             self.url + path,
             headers=self._all_headers(),
             timeout=self._urllib3.Timeout(connect=min(timeout, 10.0), read=timeout),
             retries=False,
             redirect=False,
-            preload_content=whole,
+            preload_content=False,
         )
+        packed = answer.headers.get("Content-Encoding", "identity")
+        if packed.lower() != "identity":
+            # It was not asked for, and a few bytes can mean gigabytes.
+            answer.close()
+            raise TransportError(f"the answer is packed ({visible(shortened(packed, 40))})", may_heal=False)
+        return answer
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -184,13 +199,50 @@ def _last(error: Exception) -> str:
     return str(error).rpartition(": ")[2]
 
 
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
+# An event is one object, and those have at most a few megabytes. A page has 500 of them.
+_LONGEST_LINE = 64 * 1024 * 1024
+_LARGEST_BODY = 512 * 1024 * 1024
+_CHUNK = 256 * 1024
+# A body may come in pieces, each within the time for one; all of it takes no longer than so many times that.
+_WHOLE_TIMEOUTS = 5
+
+
+def _chunks(answer: Any, seconds: float, most: int | None) -> Iterator[bytes]:
+    """A body as it comes; TransportError if it has not ended in time, or has more bytes than it may."""
+    deadline = time.monotonic() + seconds
+    size = 0
+    for chunk in _arriving(answer):
+        size += len(chunk)
+        if most is not None and size > most:
+            raise TransportError(f"the answer has more than {most} bytes", may_heal=False)
+        yield chunk
+        if time.monotonic() > deadline:
+            raise TransportError(f"the answer did not end within {seconds:g} s", may_heal=True)
+
+
+def _arriving(answer: Any) -> Iterator[bytes]:
+    """Pieces as they arrive: none is waited for until it is as large as it may be."""
+    if not hasattr(answer, "read1"):  # urllib3 before 2.1
+        yield from answer.stream(None, decode_content=False)
+        return
+    while chunk := answer.read1(_CHUNK, decode_content=False):
+        yield chunk
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []
+    size = 0
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line for line in whole if line)
-    if rest:
-        yield rest
+        first, *whole = chunk.split(b"\n")
+        rest.append(first)
+        size += len(first)
+        if size > _LONGEST_LINE:
+            raise TransportError(f"a line has more than {_LONGEST_LINE} bytes", may_heal=True)
+        if whole:
+            line, rest, size = b"".join(rest), [whole[-1]], len(whole[-1])
+            yield from (each for each in (line, *whole[:-1]) if each)
+    if size:
+        yield b"".join(rest)
 
 
 def open_transport(access: Access, user_agent: str) -> Transport:
@@ -203,7 +255,7 @@ def open_transport(access: Access, user_agent: str) -> Transport:
     except ImportError as error:
         raise InvalidAccess(
             f"the Python package kubernetes is needed to read from an API server, and {error.name} is missing; "
-            "install it into the Python that runs Ansible: pip install kubernetes"
+            f"install it into the Python that runs this: {sys.executable} -m pip install 'kubernetes>=30'"
         ) from error
     configuration = client.Configuration()
     _load(access, configuration, config)

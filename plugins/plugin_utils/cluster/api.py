@@ -12,6 +12,7 @@ import dataclasses
 import email.utils
 import json
 import random
+import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
@@ -20,16 +21,23 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from .. import __version__
+from ..errors import UserError
+from ..texts import shortened, visible
 from .access import Access, Transport, TransportError, open_transport
 from .record import Listing, Record, item_of
 from .trigger import trigger_text
 
 # Pages keep the server's memory and ours flat; larger ones were no faster.
 PAGE_SIZE = 500
+# Of one list. A server that goes on beyond these has no end; its own memory of a list ends after five minutes.
+MOST_OBJECTS = 2_000_000
+MOST_PAGES = 20_000
+LIST_SECONDS = 900.0
 ATTEMPTS = 5
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 Query: TypeAlias = list[tuple[str, str]]
+_EVENTS = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
 _RETRIED = (408, 429, 500, 502, 503, 504)
 
 
@@ -76,7 +84,7 @@ SERVICE_CIDRS = Resource("servicecidrs", "ServiceCIDR", "networking.k8s.io", "v1
 RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS)
 
 
-class ApiError(Exception):
+class ApiError(UserError):
     """The API server gave no usable answer; the message says what to do about it."""
 
 
@@ -98,6 +106,10 @@ class Expired(ApiError):
 
 class NotServed(ApiError):
     """The server does not know this resource."""
+
+
+class Malformed(ApiError):
+    """What the server sent is no list, or no event, of this resource; the message says what is wrong with it."""
 
 
 class Api:
@@ -175,19 +187,22 @@ class Api:
         triggers: dict[str, str] = {}
         query = [*resource.selectors, ("limit", str(PAGE_SIZE))]
         first = [("resourceVersion", at), ("resourceVersionMatch", "Exact")] if at else []
+        pages, began = 0, time.monotonic()
         with ThreadPoolExecutor(1) as fetcher:
             pending: Future[dict[str, Any]] = fetcher.submit(self._page, resource, [*query, *first])
             while True:
                 page = pending.result()
                 metadata = page["metadata"]
                 following = metadata.get("continue") or ""
+                pages += 1
                 if following:
+                    self._check_end(resource, pages, len(items) + len(page["items"]), time.monotonic() - began)
                     # The server works on the next page while this one is read.
                     pending = fetcher.submit(self._page, resource, [*query, ("continue", following)])
                 for item in page["items"]:
                     named = item["metadata"]
                     key = (named.get("namespace") or "", named["name"])
-                    text = item_of(resource.kind, item)
+                    text = self._text(resource, item)
                     items.append((key, text))
                     if trigger := trigger_text(named) if resource.kind == ENDPOINT_SLICES.kind else "":
                         triggers[text] = trigger
@@ -197,6 +212,24 @@ class Api:
         version = str(metadata.get("resourceVersion") or "")
         return Listing(resource.kind, resource.api_version, version, tuple(text for _key, text in items), triggers)
 
+    def _check_end(self, resource: Resource, pages: int, objects: int, seconds: float) -> None:
+        """Unreachable if there is to be another page of a list that should have ended."""
+        for count, most, what in (
+            (objects, MOST_OBJECTS, "objects"),
+            (pages, MOST_PAGES, "pages"),
+            (seconds, LIST_SECONDS, "seconds"),
+        ):
+            if count > most:
+                raise Unreachable(
+                    f"{self.url}: the list of {resource.name} has no end: it goes on after {most:,g} {what}"
+                )
+
+    def _text(self, resource: Resource, item: dict[str, Any]) -> str:
+        try:
+            return item_of(resource.kind, item)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise Malformed(f"{self.url}: the list of {resource.name} holds what cannot be read: {error}") from error
+
     def _page(self, resource: Resource, query: Query) -> dict[str, Any]:
         """One page, whole; everything that later steps rely on is checked here."""
         what = f"list of {resource.name}"
@@ -205,14 +238,20 @@ class Api:
             try:
                 page = json.loads(data)
                 if page["kind"] != f"{resource.kind}List":
-                    raise Unreachable(f"{self.url}: answered the {what} with a {page['kind']}")
+                    raise Unreachable(
+                        f"{self.url}: answered the {what} with a {visible(shortened(str(page['kind']), 60))}"
+                    )
                 if not isinstance(page["metadata"], dict):
                     raise TypeError("metadata is no mapping")
+                if not isinstance(page["metadata"].get("continue") or "", str):
+                    raise TypeError("metadata.continue is no text")
                 page["items"] = page.get("items") or []
-                if any(not item["metadata"]["name"] for item in page["items"]):
-                    raise TypeError("an item has no name")
+                if not isinstance(page["items"], list):
+                    raise TypeError("items is no list")
+                for item in page["items"]:
+                    _check_names(item)
                 return dict(page)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
                 if attempt == ATTEMPTS:
                     raise Unreachable(f"{self.url}: the {what} is no list of objects: {error}") from error
                 self._backoff(attempt)
@@ -267,16 +306,50 @@ class Api:
         try:
             with self._transport.stream(url, seconds + grace) as (status, lines):
                 if status != 200:
-                    raise refusal(self.url, resource, "watch", status, b"".join(lines))
+                    raise refusal(self.url, resource, "watch", status, next(iter(lines), b""))
                 opened()
                 for line in lines:
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        code = int(event["object"].get("code") or 500)
-                        raise refusal(self.url, resource, "watch", code, json.dumps(event["object"]).encode())
-                    yield event["type"], event["object"]
-        except (TransportError, ValueError, KeyError) as error:
+                    kind, obj = self._event(resource, line)
+                    if kind == "ERROR":
+                        code = obj.get("code")
+                        code = code if isinstance(code, int) else 500
+                        raise refusal(self.url, resource, "watch", code, json.dumps(obj).encode())
+                    yield kind, obj
+        except (TransportError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise Unreachable(f"{self.url}: the watch of {resource.name} broke: {error}") from error
+
+    def _event(self, resource: Resource, line: bytes) -> tuple[str, dict[str, Any]]:
+        """Type and object of an event; everything that later steps rely on is checked here."""
+        try:
+            event = json.loads(line)
+            kind, obj = event["type"], event["object"]
+            if kind not in _EVENTS:
+                raise TypeError("its type is none of " + ", ".join(_EVENTS))
+            if not isinstance(obj, dict):
+                raise TypeError("its object is no mapping")
+            if kind not in ("ERROR", "BOOKMARK"):
+                _check_names(obj)
+            if kind != "ERROR" and obj.get("kind", resource.kind) != resource.kind:
+                raise TypeError(f"its object is no {resource.kind}")
+            if kind != "ERROR" and not isinstance((obj.get("metadata") or {}).get("resourceVersion") or "", str):
+                raise TypeError("metadata.resourceVersion is no text")
+        except json.JSONDecodeError:
+            raise
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            said = visible(shortened(line.decode("utf-8", "replace"), 200))
+            raise Malformed(
+                f"{self.url}: the watch of {resource.name} told of what is no event: {error!r}: {said}"
+            ) from error
+        return kind, obj
+
+
+def _check_names(item: dict[str, Any]) -> None:
+    """TypeError unless an object is called as objects are."""
+    named = item["metadata"]
+    if not isinstance(named["name"], str) or not named["name"]:
+        raise TypeError("an object has no name")
+    if not isinstance(named.get("namespace") or "", str):
+        raise TypeError("an object has a namespace that is no text")
 
 
 def connect(access: Access, *, timeout: float = 60.0) -> Api:
@@ -308,9 +381,9 @@ def _message(data: bytes) -> str:
     try:
         parsed = json.loads(data)
         text = str(parsed["message"]) if isinstance(parsed, Mapping) and parsed.get("message") else str(parsed)
-    except ValueError:
+    except (RecursionError, ValueError):
         text = data.decode(errors="replace")
-    text = " ".join(text.split())
+    text = visible(" ".join(text[:10_000].split()))
     return text[:500] or "no message"
 
 
@@ -318,9 +391,9 @@ def _seconds(retry_after: str | None) -> float | None:
     """Retry-After: seconds or a date."""
     if not retry_after:
         return None
-    if retry_after.strip().isdigit():
+    if re.fullmatch("[0-9]{1,9}", retry_after.strip()):
         return float(retry_after)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
+    except (OverflowError, TypeError, ValueError):
         return None

@@ -26,6 +26,10 @@ class InvalidObject(Exception):
         self.reason = reason
 
 
+class Skipped(Exception):
+    """An object that kube-proxy would not have been given; the message names the sort."""
+
+
 def typed(parent: Object, field: str, key: str, kind: type[T], default: T) -> T:
     """The value of a key, or the default where it is null or missing."""
     value = parent.get(key)
@@ -42,13 +46,16 @@ def _type_name(kind: type) -> str:
 
 def shown(value: object) -> str:
     """A value for a message, not too long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested without end, or a number of more digits than Python prints
+        text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def plain(value: object) -> str:
     """Text for a message, which must be one line whatever the input calls its objects."""
-    text = "" if value is None else str(value)
+    text = value if isinstance(value, str) else "" if value is None else shown(value)
     return text if text.isprintable() and len(text) <= 253 else shown(text)
 
 

@@ -9,14 +9,16 @@ printed anew, ports are integers in range, protocols are one of three words.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..addresses import family_of, parse_cidr, parse_ip
+from ..addresses import family_of, parse_cidr, parse_ip, special
 from . import fields
-from .fields import InvalidObject, Object
+from .fields import InvalidObject, Object, Skipped
+from .slices import read_slice
 from .snapshot import (
     EndpointSlice,
     Node,
@@ -24,8 +26,6 @@ from .snapshot import (
     Problem,
     Service,
     ServiceCIDR,
-    SliceEndpoint,
-    SlicePort,
     Snapshot,
 )
 
@@ -33,24 +33,16 @@ ANNOTATION_PREFIX = "kube-proxy.agentless.io/"
 ANNOTATION_SCHEDULER = f"{ANNOTATION_PREFIX}scheduler"
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh")
 DEFAULT_STICKY_SECONDS = 10800
-LABEL_HEADLESS = "service.kubernetes.io/headless"
+MOST_PROBLEMS = 20  # of one object that are named
 LABEL_PROXY_NAME = "service.kubernetes.io/service-proxy-name"
-LABEL_SERVICE_NAME = "kubernetes.io/service-name"
 LABEL_ZONE = "topology.kubernetes.io/zone"
 TAINT_LEAVING = "ToBeDeletedByClusterAutoscaler"
 
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _CPUS = re.compile(r"[0-9]{1,6}")
-_NO_HINTS: frozenset[str] = frozenset()
-# The API's three-valued booleans; whatever else stands there is found by not being a key.
-_UNLESS_FALSE = {None: True, True: True, False: False}
-_IF_TRUE = {None: False, True: True, False: False}
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 T = TypeVar("T")
-
-
-class Skipped(Exception):
-    """An object that kube-proxy would not have been given; the message names the sort."""
 
 
 class Reader:
@@ -64,10 +56,13 @@ class Reader:
         self._problems: list[Problem] = []
         self._ignored: dict[str, int] = {}
         self._identity = ("", "", "")
+        self._told = 0
         self._source = ""
         self._kinds: dict[tuple[str, str], Callable[[Object], None]] = {
             ("Service", "v1"): lambda obj: self._services.append((self._service(obj), self._source)),
-            ("EndpointSlice", "discovery.k8s.io/v1"): lambda obj: self._slices.append((self._slice(obj), self._source)),
+            ("EndpointSlice", "discovery.k8s.io/v1"): lambda obj: self._slices.append(
+                (read_slice(obj, self._problem), self._source)
+            ),
             ("Node", "v1"): lambda obj: self._nodes.append((self._node(obj), self._source)),
             ("ServiceCIDR", "networking.k8s.io/v1"): self._add_service_cidr,
             ("ServiceCIDR", "networking.k8s.io/v1beta1"): self._add_service_cidr,
@@ -77,14 +72,14 @@ class Reader:
         """Take an object or a List of objects."""
         self._source = source
         if not isinstance(obj, dict):
-            self._identity = ("object", "", "")
+            self._identity, self._told = ("object", "", ""), 0
             self._problem("", f"must be a mapping, not {fields.shown(obj)}")
             return
         kind, version = obj.get("kind"), obj.get("apiVersion")
         if isinstance(kind, str) and kind.endswith("List") and "items" in obj:
             items = obj["items"] if obj["items"] is not None else []
             if not isinstance(items, list):
-                self._identity = (fields.plain(kind), "", "")
+                self._identity, self._told = (fields.plain(kind), "", ""), 0
                 self._problem("items", f"must be a list, not {fields.shown(items)}")
                 return
             # The API server leaves kind and apiVersion out of the items of a typed List.
@@ -108,6 +103,7 @@ class Reader:
             return
         metadata = obj.get("metadata")
         named = metadata if isinstance(metadata, dict) else {}
+        self._told = 0
         self._identity = (str(kind), fields.plain(named.get("namespace")), fields.plain(named.get("name")))
         try:
             take(obj)
@@ -115,6 +111,9 @@ class Reader:
             self._problem(problem.field, problem.reason)
         except Skipped as skipped:
             self._ignore(str(skipped))
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # Nothing is known to lead here. One object that does must not end the run for all others.
+            self._problem("", f"cannot be read: {fields.plain(f'{type(error).__name__}: {error}')}")
 
     def snapshot(self) -> Snapshot:
         """What was collected."""
@@ -142,6 +141,12 @@ class Reader:
         return tuple(kept[key][0] for key in sorted(kept))
 
     def _problem(self, field: str, reason: str) -> None:
+        """Keep what is wrong with an object; one with a thousand wrong entries must not bury the problems of others."""
+        self._told += 1
+        if self._told > MOST_PROBLEMS:
+            if self._told > MOST_PROBLEMS + 1:
+                return
+            field, reason = "", "has more problems than are listed here"
         self._problems.append(Problem(*self._identity, field, reason, self._source))
 
     def _ignore(self, sort: str) -> None:
@@ -172,7 +177,7 @@ class Reader:
             cluster_ip=self._cluster_ip("spec.clusterIP", cluster_ip),
             cluster_ips=tuple(self._cluster_ips(spec, cluster_ip)),
             ip_families=tuple(fields.ip_families(spec)),
-            external_ips=tuple(self._usable(parse_ip, spec, "spec", "externalIPs", "an IP address")),
+            external_ips=tuple(self._usable(parse_ip, spec, "spec", "externalIPs", "an IP address", vips=True)),
             load_balancer_vips=tuple(self._vips(status)),
             source_ranges=tuple(self._usable(_source_range, spec, "spec", "loadBalancerSourceRanges", "a CIDR")),
             sticky_seconds=self._sticky_seconds(spec) if affinity == "ClientIP" else 0,
@@ -189,6 +194,7 @@ class Reader:
                 for path, entry in fields.mappings(spec, "spec", "ports")
             ),
             annotations=tuple(sorted(self._annotations(annotations))),
+            created=self._created(metadata),
         )
 
     def _annotations(self, annotations: Object) -> Iterator[tuple[str, str]]:
@@ -217,7 +223,21 @@ class Reader:
         ip = parse_ip(text) if isinstance(text, str) else None
         if ip is None:
             raise InvalidObject(field, f"{fields.shown(text)} is not an IP address")
+        if reason := special(ip):
+            raise InvalidObject(field, f"{fields.shown(text)} {reason}")
         return ip
+
+    def _created(self, metadata: Object) -> str:
+        """metadata.creationTimestamp, which decides between Services that claim the same; files may have none."""
+        value = metadata.get("creationTimestamp")
+        if isinstance(value, datetime.datetime):  # which YAML makes of a time without quotes
+            value = (value.astimezone(datetime.UTC) if value.tzinfo else value).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if not value or (isinstance(value, str) and _TIME.fullmatch(value)):
+            return value or ""
+        self._problem(
+            "metadata.creationTimestamp", f"{fields.shown(value)} is no time; the Service counts as the youngest"
+        )
+        return ""
 
     @staticmethod
     def _sticky_seconds(spec: Object) -> int:
@@ -230,15 +250,22 @@ class Reader:
         return seconds
 
     def _usable(
-        self, parse: Callable[[str], str | None], parent: Object, field: str, key: str, what: str
+        self, parse: Callable[[str], str | None], parent: Object, field: str, key: str, what: str, *, vips: bool = False
     ) -> Iterator[str]:
         """The entries of a list of strings that parse; kube-proxy drops the others, and so do we, saying so."""
         for index, text in enumerate(fields.typed(parent, field, key, list, [])):
             value = parse(text) if isinstance(text, str) else None
             if value is not None:
-                yield value
+                if not vips or self._is_destination(f"{field}.{key}[{index}]", value):
+                    yield value
             elif text != "":
                 self._problem(f"{field}.{key}[{index}]", f"{fields.shown(text)} is not {what}; the entry is left out")
+
+    def _is_destination(self, field: str, ip: str) -> bool:
+        """Whether packets may be sent for an address at all; if not, it is named."""
+        if reason := special(ip):
+            self._problem(field, f"{ip} {reason}; the entry is left out")
+        return not reason
 
     def _vips(self, status: Object) -> Iterator[str]:
         for path, entry in fields.mappings(status, "status.loadBalancer", "ingress"):
@@ -248,66 +275,8 @@ class Reader:
             ip = parse_ip(text)
             if ip is None:
                 self._problem(f"{path}.ip", f"{fields.shown(text)} is not an IP address; the entry is left out")
-            else:
+            elif self._is_destination(f"{path}.ip", ip):
                 yield ip
-
-    def _slice(self, obj: Object) -> EndpointSlice:
-        metadata = fields.typed(obj, "", "metadata", dict, {})
-        name = fields.object_name(metadata, fields.DNS_SUBDOMAIN, "DNS subdomain")
-        namespace = fields.namespace(metadata)
-        labels = fields.typed(metadata, "metadata", "labels", dict, {})
-        if LABEL_HEADLESS in labels:
-            raise Skipped("EndpointSlice of a headless Service")
-        service = labels.get(LABEL_SERVICE_NAME)
-        if not isinstance(service, str) or not service:
-            raise InvalidObject(f"metadata.labels[{LABEL_SERVICE_NAME}]", "is missing, so no Service owns it")
-        if not fields.DNS_LABEL.fullmatch(service):
-            raise InvalidObject(f"metadata.labels[{LABEL_SERVICE_NAME}]", f"{fields.shown(service)} is no DNS label")
-        address_type = obj.get("addressType")
-        if address_type == "FQDN":
-            raise Skipped("EndpointSlice of addressType FQDN")
-        if address_type not in ("IPv4", "IPv6"):
-            raise InvalidObject("addressType", f"{fields.shown(address_type)} is not IPv4, IPv6 or FQDN")
-        return EndpointSlice(
-            namespace=namespace,
-            name=name,
-            service=service,
-            address_type=address_type,
-            ports=tuple(
-                SlicePort(fields.port_name(entry, path), fields.protocol(entry, path), number)
-                for path, entry in fields.mappings(obj, "", "ports")
-                # A port without a name or a number means "all ports", which kube-proxy does not support.
-                if entry.get("name") is not None and (number := fields.port_number(entry, path, "port", zero=True))
-            ),
-            endpoints=tuple(self._endpoints(obj, address_type)),
-        )
-
-    def _endpoints(self, obj: Object, address_type: str) -> Iterator[SliceEndpoint]:
-        for index, entry in enumerate(fields.typed(obj, "", "endpoints", list, [])):
-            try:
-                addresses = entry.get("addresses")
-                if not addresses:
-                    continue
-                address = parse_ip(addresses[0])
-                if address is None or family_of(address).value != address_type:
-                    field = f"endpoints[{index}].addresses[0]"
-                    reason = f"{fields.shown(addresses[0])} is not an {address_type} address; the endpoint is left out"
-                    self._problem(field, reason)
-                    continue
-                conditions = entry.get("conditions") or {}
-                hints = entry.get("hints")
-                yield SliceEndpoint(
-                    address,
-                    (entry.get("nodeName") or "") + "",  # a TypeError unless it is a string
-                    _UNLESS_FALSE[conditions.get("ready")],
-                    _UNLESS_FALSE[conditions.get("serving")],
-                    _IF_TRUE[conditions.get("terminating")],
-                    _hints(hints, "forZones") if hints else _NO_HINTS,
-                    _hints(hints, "forNodes") if hints else _NO_HINTS,
-                )
-            except (AttributeError, KeyError, TypeError):
-                # A hundred thousand endpoints are read without looking twice; what went wrong is found out here.
-                self._problem(*_wrong_member(f"endpoints[{index}]", entry))
 
     def _node(self, obj: Object) -> Node:
         metadata = fields.typed(obj, "", "metadata", dict, {})
@@ -315,15 +284,15 @@ class Reader:
         labels = fields.typed(metadata, "metadata", "labels", dict, {})
         spec = fields.typed(obj, "", "spec", dict, {})
         status = fields.typed(obj, "", "status", dict, {})
-        capacity = str(fields.typed(status, "status", "capacity", dict, {}).get("cpu") or "")
+        capacity = fields.plain(fields.typed(status, "status", "capacity", dict, {}).get("cpu"))
         conditions = fields.mappings(status, "status", "conditions")
         return Node(
             name=name,
             addresses=tuple(self._node_addresses(status)),
-            zone=str(labels.get(LABEL_ZONE) or ""),
+            zone=fields.plain(labels.get(LABEL_ZONE) or ""),
             pod_cidrs=tuple(self._usable(parse_cidr, spec, "spec", "podCIDRs", "a CIDR")),
             cpus=int(capacity) if _CPUS.fullmatch(capacity) else None,
-            labels=tuple(sorted((str(key), str(value)) for key, value in labels.items())),
+            labels=tuple(sorted((fields.plain(key), fields.plain(value)) for key, value in labels.items())),
             ready=any(entry.get("type") == "Ready" and entry.get("status") == "True" for _path, entry in conditions),
             leaving=bool(metadata.get("deletionTimestamp"))
             or any(entry.get("key") == TAINT_LEAVING for _path, entry in fields.mappings(spec, "spec", "taints")),
@@ -347,32 +316,6 @@ class Reader:
         self._service_cidrs.append(
             (ServiceCIDR(fields.object_name(metadata, fields.DNS_SUBDOMAIN, "DNS subdomain"), cidrs), self._source)
         )
-
-
-def _hints(hints: Object, key: str) -> frozenset[str]:
-    return frozenset([hint["name"] + "" for hint in hints.get(key) or ()])
-
-
-def _wrong_member(path: str, entry: object) -> tuple[str, str]:
-    """The field of an endpoint that has a wrong type, and a reason."""
-    try:
-        if not isinstance(entry, dict):
-            raise InvalidObject(path, f"must be a mapping, not {fields.shown(entry)}")
-        for index, address in enumerate(fields.typed(entry, path, "addresses", list, [])):
-            if not isinstance(address, str):
-                raise InvalidObject(f"{path}.addresses[{index}]", f"must be a string, not {fields.shown(address)}")
-        fields.typed(entry, path, "nodeName", str, "")
-        conditions = fields.typed(entry, path, "conditions", dict, {})
-        for name in ("ready", "serving", "terminating"):
-            fields.typed(conditions, f"{path}.conditions", name, bool, False)
-        hints = fields.typed(entry, path, "hints", dict, {})
-        for name in ("forZones", "forNodes"):
-            for where, hint in fields.mappings(hints, f"{path}.hints", name):
-                if not isinstance(hint.get("name"), str):
-                    raise InvalidObject(f"{where}.name", f"must be a string, not {fields.shown(hint.get('name'))}")
-    except InvalidObject as wrong:
-        return wrong.field, f"{wrong.reason}; the endpoint is left out"
-    return path, f"cannot be read: {fields.shown(entry)}; the endpoint is left out"
 
 
 def _is_ours(annotation: object) -> bool:

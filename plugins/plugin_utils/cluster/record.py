@@ -11,22 +11,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomic
+from . import fields
 from .files import UnreadableFile
 from .objects import (
     ANNOTATION_PREFIX,
-    LABEL_HEADLESS,
     LABEL_PROXY_NAME,
-    LABEL_SERVICE_NAME,
     LABEL_ZONE,
     TAINT_LEAVING,
     Reader,
 )
+from .slices import LABEL_HEADLESS, LABEL_SERVICE_NAME
 from .snapshot import Snapshot
 from .trigger import trigger_time
 
@@ -64,12 +64,25 @@ def _leaving(taints: Any) -> Any:
     return [{"key": TAINT_LEAVING} for entry in taints if isinstance(entry, dict) and entry.get("key") == TAINT_LEAVING]
 
 
+def _pod(reference: Any) -> Any:
+    """Which Pod an endpoint is, for people who ask; no rule depends on it."""
+    if not isinstance(reference, dict) or reference.get("kind") != "Pod":
+        return None
+    name = reference.get("name")
+    return {"kind": "Pod", "name": name} if isinstance(name, str) and fields.DNS_SUBDOMAIN.fullmatch(name) else None
+
+
 # What is kept: True means all, a mapping these members, a function what it returns. Lists go entry by entry.
 _WHOLE: Any = True
 _NAME = {"name": _WHOLE, "namespace": _WHOLE}
 _KEPT: dict[str, Any] = {
     "Service": {
-        "metadata": {**_NAME, "labels": {LABEL_PROXY_NAME: _WHOLE}, "annotations": _ours},
+        "metadata": {
+            **_NAME,
+            "creationTimestamp": _WHOLE,
+            "labels": {LABEL_PROXY_NAME: _WHOLE},
+            "annotations": _ours,
+        },
         "spec": dict.fromkeys(
             (
                 "type",
@@ -93,7 +106,7 @@ _KEPT: dict[str, Any] = {
         "metadata": {**_NAME, "labels": {LABEL_SERVICE_NAME: _WHOLE, LABEL_HEADLESS: _WHOLE}},
         "addressType": _WHOLE,
         "ports": dict.fromkeys(("name", "protocol", "port"), _WHOLE),
-        "endpoints": dict.fromkeys(("addresses", "conditions", "nodeName", "hints"), _WHOLE),
+        "endpoints": dict.fromkeys(("addresses", "conditions", "nodeName", "hints"), _WHOLE) | {"targetRef": _pod},
     },
     "Node": {
         "metadata": {**_NAME, "labels": _WHOLE, "deletionTimestamp": _WHOLE},
@@ -111,7 +124,7 @@ _NODE_RULES = {
 
 
 def prune(kind: str, obj: Any) -> Any:
-    """An object with nothing in it that neither rules nor inventories depend on."""
+    """An object with nothing in it that rules, inventories and explanations do not need."""
     return _pruned(obj, _KEPT[kind])
 
 
@@ -130,23 +143,42 @@ def _pruned(value: Any, kept: Any) -> Any:
 _encode: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
+# As `_pod` leaves it; in a string of JSON its quotes would have backslashes before them.
+_POD = re.compile(r',?"targetRef":(?:null|\{"kind":"Pod","name":"[-a-z0-9.]*"\})')
+
+
 def rule_text(kind: str, item: str) -> str:
     """Of an item of a record, what a rule can depend on."""
-    return _encode(_pruned(json.loads(item), _NODE_RULES)) if kind == "Node" else item
+    if kind == "EndpointSlice":
+        return _POD.sub("", item)
+    return _sound(_encode(_pruned(json.loads(item), _NODE_RULES))) if kind == "Node" else item
 
 
-def digest_of(lists: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Names a cluster: of each kind, what rules can depend on, in the order of a record."""
+def item_digest(kind: str, item: str) -> bytes:
+    """Names what a rule can depend on of an item of a record."""
+    return hashlib.sha256(rule_text(kind, item).encode()).digest()
+
+
+def digest_of(lists: Iterable[tuple[str, Iterable[bytes]]]) -> str:
+    """Names a cluster: of each kind, the digests of its items in the order of a record.
+
+    A watch names the cluster at each change of one object: it need not read all others again.
+    """
     digest = hashlib.sha256()
-    for kind, texts in lists:
+    for kind, items in lists:
         digest.update(f"{kind}\n".encode())
-        digest.update("\n".join(texts).encode())
+        digest.update(b"".join(items))
     return digest.hexdigest()
 
 
 def item_of(kind: str, obj: Any) -> str:
     """An object as it is recorded."""
-    return _encode(prune(kind, obj))
+    return _sound(_encode(prune(kind, obj)))
+
+
+def _sound(text: str) -> str:
+    """JSON that a file can hold: halves of characters, which it can name, stay names."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +204,7 @@ class Record:
     @property
     def digest(self) -> str:
         """Names what rules depend on: neither resourceVersions nor the readiness of a Node."""
-        return digest_of((each.kind, (rule_text(each.kind, item) for item in each.items)) for each in self.lists)
+        return digest_of((each.kind, [item_digest(each.kind, item) for item in each.items]) for each in self.lists)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -209,26 +241,25 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Replace a file in one step. Only its owner may read it: it tells what a cluster is made of."""
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.writelines(self.chunks())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_atomic(path, self.chunks())
 
 
 def record_of(documents: Iterable[Any], source: str) -> Record:
-    """A record of parsed files: objects and Lists of them, as `Reader.add` takes them."""
+    """A record of parsed files: objects and Lists of them, as `Reader.add` takes them; or UnreadableFile."""
     found: dict[str, dict[tuple[str, str], str]] = {kind: {} for kind in KINDS}
     for kind, version, obj in _objects(documents, None, None):
         if kind not in KINDS or version not in (*KINDS[kind], None):
             continue
         metadata = obj.get("metadata")
         named = metadata if isinstance(metadata, dict) else {}
-        key = (str(named.get("namespace") or ""), str(named.get("name") or ""))
-        text = item_of(kind, obj)
+        key = (fields.plain(named.get("namespace")), fields.plain(named.get("name")))
+        try:
+            text = item_of(kind, obj)
+        except (RecursionError, TypeError, ValueError) as error:
+            # YAML knows keys and numbers that JSON does not.
+            raise UnreadableFile(
+                f"{source}: {kind}/{'/'.join(filter(None, key))}: has no form in JSON: {error}"
+            ) from error
         # Whatever the order of the files, the same one of two objects of a name is kept.
         found[kind][key] = min(text, found[kind].get(key, text))
     return Record(

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+# Where packets go: address, protocol and port. A node port has no address of its own.
+Destination: TypeAlias = tuple[str, str, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Service:
     health_check_node_port: int
     ports: tuple[PortSpec, ...]
     annotations: tuple[tuple[str, str], ...] = ()  # only ours; never part of a rule line
+    created: str = ""  # as the API server writes it, so that the older one sorts first; empty where it is not known
+    lost: frozenset[Destination] = frozenset()  # destinations that it claims and does not get
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class SliceEndpoint(NamedTuple):
     terminating: bool
     zone_hints: frozenset[str]
     node_hints: frozenset[str]
+    pod: str = ""  # the name of the Pod, in the namespace of the slice; no rule depends on it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

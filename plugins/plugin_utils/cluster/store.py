@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from .objects import Reader
-from .record import Listing, digest_of, item_of, rule_text
+from .record import Listing, digest_of, item_digest, item_of
 from .snapshot import EndpointSlice, Node, Problem, Service, ServiceCIDR, Snapshot
 
 Facts: TypeAlias = Service | EndpointSlice | Node | ServiceCIDR
@@ -43,7 +43,7 @@ class Entry:
     facts: Facts | None  # None if no rule can come of it
     problems: tuple[Problem, ...] = ()
     ignored: Mapping[str, int] = dataclasses.field(default_factory=lambda: _NOTHING)
-    text: str = ""  # as a record would have it, without what no rule depends on
+    digest: bytes = b""  # of its item in a record, without what no rule depends on
 
 
 def read_object(obj: dict[str, Any], kind: str, api_version: str, item: str = "") -> Entry:
@@ -54,8 +54,8 @@ def read_object(obj: dict[str, Any], kind: str, api_version: str, item: str = ""
     found: list[Facts] = [*read.services, *read.slices, *read.service_cidrs]
     # Labels and readiness are for inventories.
     found += [dataclasses.replace(node, labels=(), ready=False) for node in read.nodes]
-    text = rule_text(kind, item or item_of(kind, obj))
-    return Entry(found[0] if found else None, read.problems, read.ignored or _NOTHING, text)
+    digest = item_digest(kind, item or item_of(kind, obj))
+    return Entry(found[0] if found else None, read.problems, read.ignored or _NOTHING, digest)
 
 
 def read_listing(listing: Listing) -> dict[Key, Entry]:
@@ -69,7 +69,8 @@ def read_listing(listing: Listing) -> dict[Key, Entry]:
 
 def key_of(kind: str, obj: dict[str, Any]) -> Key:
     """What an object is called."""
-    metadata = obj.get("metadata") or {}
+    metadata = obj.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     return kind, str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
 
 
@@ -78,9 +79,12 @@ class Store:
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[Key, Entry]] = {kind: {} for kind in _KINDS}
-        # key -> the facts when somebody asked last
+        # key -> the facts when they were asked for last
         self._before: dict[Key, Facts | None] = {}
+        # What is made of all objects of a kind is kept until it is different.
+        self._order: dict[str, list[Key]] = {}
         self._sorted: dict[str, tuple[Any, ...]] = {}
+        self._odd: dict[Key, Entry] = {}  # those with problems, or with something that was ignored
 
     def keys(self, kind: str) -> set[Key]:
         """All objects of a kind that are known."""
@@ -92,11 +96,16 @@ class Store:
         known = entries.get(key)
         old = known.facts if known else None
         new = entry.facts if entry else None
+        if (entry is None) != (known is None):
+            self._order.pop(key[0], None)
+        self._odd.pop(key, None)
         if entry is None:
             entries.pop(key, None)
         else:
             # Equal facts keep their identity.
             entries[key] = dataclasses.replace(entry, facts=old) if new == old and new is not old else entry
+            if entry.problems or entry.ignored:
+                self._odd[key] = entry
         if new == old:
             return False
         self._sorted.pop(key[0], None)
@@ -133,11 +142,10 @@ class Store:
         """Everything that is known now."""
         problems: list[Problem] = []
         ignored: dict[str, int] = {}
-        for entries in self._entries.values():
-            for entry in entries.values():
-                problems += entry.problems
-                for sort, count in entry.ignored.items():
-                    ignored[sort] = ignored.get(sort, 0) + count
+        for entry in self._odd.values():
+            problems += entry.problems
+            for sort, count in entry.ignored.items():
+                ignored[sort] = ignored.get(sort, 0) + count
         return Snapshot(
             services=self._all("Service", Service),
             slices=self._all("EndpointSlice", EndpointSlice),
@@ -150,13 +158,19 @@ class Store:
     def digest(self) -> str:
         """The digest of a record of everything that is known now."""
         return digest_of(
-            (kind, (entries[key].text for key in sorted(entries))) for kind, entries in self._entries.items()
+            (kind, [entries[key].digest for key in self._ordered(kind)]) for kind, entries in self._entries.items()
         )
+
+    def _ordered(self, kind: str) -> list[Key]:
+        known = self._order.get(kind)
+        if known is None:
+            known = self._order[kind] = sorted(self._entries[kind])
+        return known
 
     def _all(self, kind: str, _type: type[F]) -> tuple[F, ...]:
         known = self._sorted.get(kind)
         if known is None:
             entries = self._entries[kind]
-            known = tuple(facts for key in sorted(entries) if (facts := entries[key].facts) is not None)
+            known = tuple([facts for key in self._ordered(kind) if (facts := entries[key].facts) is not None])
             self._sorted[kind] = known
         return known

@@ -21,6 +21,6 @@ def trigger_time(text: str) -> float | None:
     """The same in seconds since the epoch; None if it is no time."""
     try:
         when = datetime.datetime.fromisoformat(text)
-    except ValueError:
+        return when.timestamp() if when.tzinfo is not None else None
+    except (OverflowError, ValueError):
         return None
-    return when.timestamp() if when.tzinfo is not None else None

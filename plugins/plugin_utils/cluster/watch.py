@@ -14,6 +14,7 @@
 `next` gives everything since the last call as one update, so whoever wants to act at most once a second just does not
 call more often. What changed and changed back in between is not told; an event that no rule depends on never ends the
 wait. In asyncio: `await asyncio.to_thread(watch.next, 5.0)`. `watch.trouble` says why what is known may be old.
+`watch.malformed` counts events that are none; after each of them the whole list is read again.
 
 A `base` is a Record that the caller has seen already: the first update then tells what is different from it, without
 an initial one. With `strict`, a missing right ends the watch at any time and not only at the beginning.
@@ -36,9 +37,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from .access import InvalidAccess
-from .api import RESOURCES, Api, ApiError, Expired, Forbidden, NotServed, Resource, Unauthorized
-from .objects import LABEL_SERVICE_NAME
+from .api import RESOURCES, Api, ApiError, Expired, Forbidden, Malformed, NotServed, Resource, Unauthorized
 from .record import Listing, Record
+from .slices import LABEL_SERVICE_NAME
 from .snapshot import Snapshot
 from .store import Entry, ObjectChange, Store, key_of, read_listing, read_object
 from .trigger import trigger_text, trigger_time
@@ -120,6 +121,8 @@ class Watch:
         self._store = Store()
         self._listings: tuple[Listing, ...] = ()
         self._fatal: Exception | None = None
+        self.malformed = 0  # events that were none
+        self.last_malformed = ""  # what was wrong with the last of them
         self._troubles: dict[str, tuple[float, Exception]] = {}
         self._initial = base is None
         self._last = 0.0
@@ -272,10 +275,23 @@ class Watch:
                 version = str((obj.get("metadata") or {}).get("resourceVersion") or version)
         except Expired:
             return ""
+        except Malformed as error:
+            return self._malformed(resource, error)
         except (ApiError, InvalidAccess) as error:
             # What was heard before the connection broke is heard; the next watch goes on after it.
             self._trouble(resource.name, error, api)
+        except Exception as error:
+            # What an object holds must not end the watch: the whole list tells what it is now.
+            return self._malformed(resource, Malformed(f"{resource.name}: {type(error).__name__}: {error}"))
         return version
+
+    def _malformed(self, resource: Resource, error: Malformed) -> str:
+        """Count an event that is none; no resourceVersion to go on from, so that all is listed again."""
+        with self._news:
+            self.malformed += 1
+            self.last_malformed = str(error)
+        self._trouble(resource.name, error, None)
+        return ""
 
     def _persist(self, name: str, work: Callable[[Api], T]) -> T | None:
         """Do something until it succeeds; None if the watch ended before."""
@@ -294,7 +310,7 @@ class Watch:
         return None
 
     def _trouble(self, name: str, error: Exception, api: Api | None) -> None:
-        if not isinstance(error, Forbidden | NotServed):
+        if not isinstance(error, Forbidden | Malformed | NotServed):
             self._wire.drop(api)
         with self._news:
             since = self._troubles[name][0] if name in self._troubles else time.monotonic()
@@ -343,7 +359,8 @@ def _trigger(kind: str, obj: Mapping[str, Any]) -> tuple[tuple[str, str], float]
     if kind != "EndpointSlice":
         return None
     metadata = obj.get("metadata") or {}
-    service = (metadata.get("labels") or {}).get(LABEL_SERVICE_NAME)
+    labels = metadata.get("labels")
+    service = labels.get(LABEL_SERVICE_NAME) if isinstance(labels, dict) else None
     when = trigger_time(trigger_text(metadata))
     if when is None or not isinstance(service, str):
         return None

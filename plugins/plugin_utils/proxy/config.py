@@ -11,6 +11,8 @@ from typing import Any
 
 from ..addresses import family_of, parse_cidr, parse_ip
 from ..cluster.objects import SCHEDULERS
+from ..errors import UserError
+from .warned import Warned
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -24,12 +26,17 @@ _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class InvalidConfig(Exception):
+class InvalidConfig(UserError):
     """A KubeProxyConfiguration that kube-proxy would refuse; one message per wrong field."""
 
     def __init__(self, errors: list[str]) -> None:
         super().__init__("\n".join(errors))
         self.errors = errors
+
+    @property
+    def sentence(self) -> str:
+        """All fields in one line."""
+        return f"the KubeProxyConfiguration is not valid: {'; '.join(self.errors)}"
 
 
 class Duration:
@@ -83,6 +90,13 @@ class ProxyConfig:
     conntrack: Conntrack = Conntrack()
     ipvs: Ipvs = Ipvs()
     feature_gates: tuple[tuple[str, bool], ...] = ()
+    unknown: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # fields that kube-proxy would pass over
+
+    @property
+    def warnings(self) -> tuple[Warned, ...]:
+        """What somebody should look at."""
+        text = f"is not a field of {KIND} and has no effect, as with kube-proxy; a typing error?"
+        return tuple(Warned("in the configuration", f"{KIND}: {field}: {text}") for field in self.unknown)
 
     def feature(self, name: str) -> bool:
         """Whether a feature gate is on."""
@@ -156,22 +170,26 @@ _TYPE_NAMES = {str: "a string", bool: "true or false", int: "an integer", list: 
 
 
 def parse_config(document: object) -> ProxyConfig:
-    """The configuration of a parsed YAML or JSON document, or InvalidConfig with every wrong field named."""
+    """The configuration of a parsed YAML or JSON document, or InvalidConfig with every wrong field named.
+
+    A field that kube-proxy does not know is no error: it logs a warning and goes on, and so do we.
+    """
     if not isinstance(document, Mapping):
         raise InvalidConfig([f"a {KIND} must be a mapping"])
     errors: list[str] = []
-    fields = dict(_checked(document, _FIELDS, "", errors))
+    unknown: list[str] = []
+    fields = dict(_checked(document, _FIELDS, "", errors, unknown))
     if document.get("apiVersion") != API_VERSION:
         errors.append(f"apiVersion: must be {API_VERSION}, not {document.get('apiVersion')!r}")
     if document.get("kind") != KIND:
         errors.append(f"kind: must be {KIND}, not {document.get('kind')!r}")
-    if errors:
-        raise InvalidConfig(errors)
+    # What has a wrong type is judged as if it were not there, so that all errors are told at once.
     config = _config(fields, errors)
-    errors.extend(_invalid(fields, config))
+    named = {each.partition(":")[0] for each in errors}
+    errors.extend(each for each in _invalid(fields, config) if each.partition(":")[0] not in named)
     if errors:
         raise InvalidConfig(errors)
-    return config
+    return dataclasses.replace(config, unknown=tuple(unknown))
 
 
 def with_schedulers(config: ProxyConfig, services: Mapping[str, str], *, annotations: bool) -> ProxyConfig:
@@ -191,19 +209,19 @@ def with_schedulers(config: ProxyConfig, services: Mapping[str, str], *, annotat
 
 
 def _checked(
-    document: Mapping[str, Any], known: dict[str, Any], path: str, errors: list[str]
+    document: Mapping[str, Any], known: dict[str, Any], path: str, errors: list[str], unknown: list[str]
 ) -> Iterator[tuple[str, Any]]:
-    """The fields that are set, by their full path, typed; what is unknown or of a wrong type goes to errors."""
+    """The fields that are set, by their full path, typed; those of a wrong type go to errors, others to unknown."""
     for key, value in document.items():
         field = f"{path}{key}"
         expected = known.get(key)
         if expected is None:
-            errors.append(f"{field}: is not a field of {KIND}")
+            unknown.append(field)
         elif value is None:
             continue
         elif isinstance(expected, dict):
             if isinstance(value, Mapping):
-                yield from _checked(value, expected, f"{field}.", errors)
+                yield from _checked(value, expected, f"{field}.", errors, unknown)
             else:
                 errors.append(f"{field}: must be a mapping, not {value!r}")
         elif expected is Duration:

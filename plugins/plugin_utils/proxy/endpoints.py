@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from ..addresses import Family
+from ..addresses import Family, special
 from ..cluster.snapshot import EndpointSlice
 
 # namespace, Service name, port name, protocol
@@ -26,6 +26,7 @@ class Endpoint(NamedTuple):
     terminating: bool
     zone_hints: frozenset[str]
     node_hints: frozenset[str]
+    pod: str = ""  # for people
 
 
 def merge_slices(slices: Iterable[EndpointSlice], family: Family) -> dict[ServicePortKey, tuple[Endpoint, ...]]:
@@ -42,6 +43,9 @@ def merge_slices(slices: Iterable[EndpointSlice], family: Family) -> dict[Servic
             number = port.port
             known = merged.setdefault((each.namespace, each.service, port.name, port.protocol), {})
             for source in each.endpoints:
+                # The reader leaves such out and says so; nothing that leads to a node itself gets further than here.
+                if special(source.address):
+                    continue
                 text = brackets.format(source.address, number)
                 if source.terminating and text in known:
                     continue

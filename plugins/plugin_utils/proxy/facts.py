@@ -5,17 +5,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..addresses import FAMILIES, Family, any_contains, contains, family_of, is_loopback, parse_cidr, parse_ip
 from ..cluster.snapshot import Node
+from ..errors import UserError
+from ..texts import shortened, visible
 from .config import ProxyConfig
 
+_MOST_CPUS = 65_536
+# Digits of ASCII: others, such as a superscript, look like numbers and are none.
+_KERNEL = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
 IPVS_DEVICE = "kube-ipvs0"  # has the addresses of Services
+CONTROL_PORT = "controlPort"  # among the facts of a node: what the control host adds, see `control_port`
 
 
-class InvalidFacts(Exception):
+class InvalidFacts(UserError):
     """Facts of a node that cannot be used; the message names node, field and reason."""
 
 
@@ -62,16 +69,16 @@ def _gathered(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
         changes["ipvs_addresses"] = tuple(sorted({ip for ip, device in entries if device == IPVS_DEVICE}))
     families = tuple(family for family in FAMILIES if capabilities.get(family.value.lower(), True))
     changes["families"] = families
-    if isinstance(gathered.get("cpus"), int):
-        changes["cpus"] = gathered["cpus"]
+    cpus = gathered.get("cpus")
+    if isinstance(cpus, int) and not isinstance(cpus, bool) and 0 < cpus <= _MOST_CPUS:
+        changes["cpus"] = cpus
     if "nfacct" in capabilities:
         changes["nfacct"] = bool(capabilities["nfacct"])
     if "tcpBeLiberal" in gathered:
         changes["tcp_be_liberal"] = bool(gathered["tcpBeLiberal"])
-    if isinstance(gathered.get("kernel"), str):
-        parts = gathered["kernel"].split(".")
-        if len(parts) >= 2 and parts[0].isdigit() and parts[1].split("-")[0].isdigit():
-            changes["kernel"] = (int(parts[0]), int(parts[1].split("-")[0]))
+    kernel = _KERNEL.match(gathered["kernel"]) if isinstance(gathered.get("kernel"), str) else None
+    if kernel is not None:
+        changes["kernel"] = (int(kernel[1]), int(kernel[2]))
     if isinstance(gathered.get("zone"), str):
         changes["zone"] = gathered["zone"]
     if "podCIDRs" in gathered:
@@ -82,21 +89,25 @@ def _gathered(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
 def _mapping(facts: NodeFacts, gathered: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = gathered.get(key, {})
     if not isinstance(value, Mapping):
-        raise InvalidFacts(f"facts of node {facts.name}: {key}: must be a mapping, not {value!r}")
+        raise InvalidFacts(f"facts of node {facts.name}: {key}: must be a mapping, not {_shown(value)}")
     return value
 
 
 def _list(facts: NodeFacts, gathered: Mapping[str, Any], key: str) -> list[Any]:
     value = gathered[key]
     if not isinstance(value, list):
-        raise InvalidFacts(f"facts of node {facts.name}: {key}: must be a list, not {value!r}")
+        raise InvalidFacts(f"facts of node {facts.name}: {key}: must be a list, not {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    return visible(shortened(repr(value), 80))
 
 
 def _address(facts: NodeFacts, entry: object) -> tuple[str, str]:
     ip, device, text = _parsed(entry)
     if ip is None:
-        raise InvalidFacts(f"facts of node {facts.name}: addresses: {text!r} is not an IP address")
+        raise InvalidFacts(f"facts of node {facts.name}: addresses: {_shown(text)} is not an IP address")
     return ip, device
 
 
@@ -113,10 +124,16 @@ def own_addresses(gathered: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({ip for ip, device, _text in parsed if ip and device not in ("lo", IPVS_DEVICE)}))
 
 
+def control_port(gathered: Mapping[str, Any]) -> int:
+    """The port by which the control host came in when it asked the node; 0 if it is not known."""
+    port = gathered.get(CONTROL_PORT)
+    return port if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536 else 0
+
+
 def _cidr(facts: NodeFacts, text: object) -> str:
     cidr = parse_cidr(text) if isinstance(text, str) else None
     if cidr is None:
-        raise InvalidFacts(f"facts of node {facts.name}: podCIDRs: {text!r} is not a CIDR")
+        raise InvalidFacts(f"facts of node {facts.name}: podCIDRs: {_shown(text)} is not a CIDR")
     return cidr
 
 
@@ -184,7 +201,7 @@ class DetectLocal:
     prefix: str = ""
 
 
-class UnusableNode(Exception):
+class UnusableNode(UserError):
     """The configuration cannot work on this node; the message says what is missing."""
 
 

@@ -45,14 +45,6 @@ class ServicePort:
         return f"{self.name_string} {self.protocol}"
 
     @property
-    def destinations(self) -> Iterator[tuple[str, str, int]]:
-        """Where its traffic goes: address, protocol and port; a node port has no address of its own."""
-        for ip in (self.cluster_ip, *self.external_ips, *self.load_balancer_vips):
-            yield ip, self.protocol, self.port
-        if self.node_port:
-            yield "", self.protocol, self.node_port
-
-    @property
     def uses_cluster(self) -> bool:
         """Whether endpoints anywhere in the cluster are needed."""
         return not self.internal_policy_local or self.externally_accessible
@@ -84,18 +76,34 @@ def _external_policy_local(service: Service) -> bool:
     return service.external_policy_local and reachable
 
 
+def has_health_check(service: Service) -> bool:
+    """Whether load balancers ask nodes for the endpoints of a Service."""
+    return bool(service.health_check_node_port and service.type == "LoadBalancer" and service.external_policy_local)
+
+
+def _kept(service: Service, port: PortSpec, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses at which this port of a Service is not another Service's."""
+    return tuple(ip for ip in addresses if (ip, port.protocol, port.port) not in service.lost)
+
+
 def service_ports(service: Service, family: Family, config: ProxyConfig) -> Iterator[ServicePort]:
     """The service ports of a Service in a family; none if it has no cluster IP there."""
     ip = cluster_ip(service, family)
     if ip is None:
         return
-    external_ips = tuple(ip for ip in service.external_ips if family_of(ip) is family)
-    vips = tuple(ip for ip in service.load_balancer_vips if family_of(ip) is family)
+    own_external_ips = external_ips = tuple(ip for ip in service.external_ips if family_of(ip) is family)
+    own_vips = vips = tuple(ip for ip in service.load_balancer_vips if family_of(ip) is family)
     external_local = _external_policy_local(service)
-    health_check = service.health_check_node_port if service.type == "LoadBalancer" and external_local else 0
+    health_check = service.health_check_node_port if has_health_check(service) else 0
     # Two ports of one name and protocol collide; the later one wins.
     unique: dict[tuple[str, str], PortSpec] = {(port.name, port.protocol): port for port in service.ports}
     for port in unique.values():
+        if service.lost:
+            if (ip, port.protocol, port.port) in service.lost:
+                continue
+            external_ips, vips = _kept(service, port, own_external_ips), _kept(service, port, own_vips)
+            if ("", port.protocol, port.node_port) in service.lost:
+                port = dataclasses.replace(port, node_port=0)
         yield ServicePort(
             namespace=service.namespace,
             name=service.name,

@@ -33,7 +33,7 @@ def select_endpoints(
     close: Callable[[Endpoint], bool] | None = None
     if uses_cluster:
         ready = [endpoint for endpoint in endpoints if endpoint.ready]
-        close = _topology(ready, node_name, zone)
+        close = _narrowed(ready, node_name, zone)
         cluster = tuple(ready) if close is None else tuple(filter(close, ready))
         cluster = cluster or _serving_terminating(endpoints)
     if not uses_local:
@@ -55,19 +55,30 @@ def select_endpoints(
     return Selection(cluster=cluster, local=local, all=reachable, has_any=has_any)
 
 
+def topology_of(endpoints: Sequence[Endpoint], node_name: str | None, zone: str | None) -> str | None:
+    """By what hints narrow the ready endpoints for a node: "node", "zone" or not at all."""
+    ready = [endpoint for endpoint in endpoints if endpoint.ready]
+    if not ready:
+        return None
+    if all(e.node_hints for e in ready) and any(node_name in e.node_hints for e in ready):
+        return "node"
+    if all(e.zone_hints for e in ready) and any(zone in e.zone_hints for e in ready):
+        return "zone"
+    return None
+
+
 def _serving_terminating(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     return tuple(endpoint for endpoint in endpoints if endpoint.serving and endpoint.terminating)
 
 
-def _topology(ready: Sequence[Endpoint], node_name: str | None, zone: str | None) -> Callable[[Endpoint], bool] | None:
+def _narrowed(ready: Sequence[Endpoint], node_name: str | None, zone: str | None) -> Callable[[Endpoint], bool] | None:
     """The test of the topology mode in force, or None.
 
     Hints count only if every ready endpoint has one, and at least one of them is for this node or its zone.
     """
-    if not ready:
+    by = topology_of(ready, node_name, zone)
+    if by is None:
         return None
-    if all(e.node_hints for e in ready) and any(node_name in e.node_hints for e in ready):
+    if by == "node":
         return lambda endpoint: node_name in endpoint.node_hints
-    if all(e.zone_hints for e in ready) and any(zone in e.zone_hints for e in ready):
-        return lambda endpoint: zone in endpoint.zone_hints
-    return None
+    return lambda endpoint: zone in endpoint.zone_hints

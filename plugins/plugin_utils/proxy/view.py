@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from ..addresses import FAMILIES, Family, any_contains, family_of
 from ..cluster.snapshot import EndpointSlice, Service, Snapshot
+from .budget import BUNDLE_BYTES, beyond, bytes_of
+from .claims import age
 from .config import ProxyConfig
 from .endpoints import Endpoint, ServicePortKey, merge_slices
 from .facts import (
@@ -24,8 +27,12 @@ from .facts import (
     node_ips,
     node_port_addresses,
 )
+from .limits import ENDPOINTS_PER_PORT, ENTRIES_PER_SERVICE, MOST_TOLD
 from .services import ServicePort, service_ports
 from .topology import Selection, select_endpoints
+from .warned import Warned
+
+ServiceName: TypeAlias = tuple[str, str]  # namespace, name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +42,6 @@ class PortView:
     port: ServicePort
     endpoints: tuple[Endpoint, ...]  # all of them, whatever their conditions
     selection: Selection
-    contested: bool = False  # another service port claims one of its destinations
 
     @property
     def has_internal(self) -> bool:
@@ -66,10 +72,12 @@ class PortView:
 class _PortViews:
     """The views of one service port from all nodes, each made once."""
 
-    def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...], *, contested: bool) -> None:
+    def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...], mode: str) -> None:
         self.port = port
-        self.contested = contested
         self.endpoints = endpoints
+        frontends = 1 + len(port.external_ips) + len(port.load_balancer_vips) + bool(port.node_port)
+        self.entries = frontends * (1 + len(endpoints)) + len(port.load_balancer_vips) * len(port.source_ranges)
+        self.bytes = bytes_of(port, frontends, len(endpoints), mode)
         self.node_names = {endpoint.node_name for endpoint in endpoints}
         self._views: dict[tuple[str | None, str | None], PortView] = {}
         hinted = port.uses_cluster and any(e.node_hints or e.zone_hints for e in endpoints)
@@ -90,7 +98,7 @@ class _PortViews:
                 node_name=key[0],
                 zone=key[1],
             )
-            known = self._views[key] = PortView(self.port, self.endpoints, selection, self.contested)
+            known = self._views[key] = PortView(self.port, self.endpoints, selection)
         return known
 
     def views(self) -> Iterable[PortView]:
@@ -151,33 +159,43 @@ class ClusterView:
             before = None
         same_services = before is not None and before._snapshot.services is snapshot.services
         changed = _services_of_changed_slices(before._snapshot.slices if before else (), snapshot.slices)
-        self._endpoints = {family: self._merged(family, before, changed) for family in FAMILIES}
-        self._ports: dict[Family, list[tuple[ServicePort, ...]]] = {}
-        self._contested: dict[Family, set[int]] = {}
+        self._endpoints = self._merged(before, changed)
+        self._ports: dict[Family, list[tuple[ServicePort, ...]]] = {
+            family: before._ports[family] if before and same_services else self._service_ports(family, before)
+            for family in FAMILIES
+        }
+        self._places: dict[Family, dict[ServiceName, tuple[int, tuple[ServicePort, ...]]]] = {}
+        self._oversized: list[str] = []  # Services, and what of each is too much
+        self._refused: dict[Family, list[_PortViews]] = {family: [] for family in FAMILIES}  # those of such Services
+        self._views: dict[Family, list[_PortViews]] = {}
         for family in FAMILIES:
-            if before is not None and same_services:
-                self._ports[family], self._contested[family] = before._ports[family], before._contested[family]
-            else:
-                self._ports[family] = self._service_ports(family, before)
-                self._contested[family] = _contested(port for ports in self._ports[family] for port in ports)
-        self._views = {family: self._port_views(family, before) for family in FAMILIES}
-        self._located = {family: _located(views) for family, views in self._views.items()}
-        self._totals = {family: sum(len(each.endpoints) for each in views) for family, views in self._views.items()}
+            stepped = self._stepped_views(family, before, changed) if before and same_services else None
+            self._views[family] = self._port_views(family, before) if stepped is None else stepped
+        self._keep_to_budget()
+        self._located = {family: self._positions(family, before) for family in FAMILIES}
+        self._totals = {family: sum([len(each.endpoints) for each in views]) for family, views in self._views.items()}
         self._health = {family: self._health_checks(family) for family in FAMILIES}
 
     def _merged(
-        self, family: Family, before: ClusterView | None, changed: set[tuple[str, str]]
-    ) -> dict[ServicePortKey, tuple[Endpoint, ...]]:
+        self, before: ClusterView | None, changed: set[ServiceName]
+    ) -> dict[Family, dict[ServicePortKey, tuple[Endpoint, ...]]]:
         """The endpoints of every service port."""
         if before is None:
-            return merge_slices(self._snapshot.slices, family)
+            return {family: merge_slices(self._snapshot.slices, family) for family in FAMILIES}
         if not changed:
-            return before._endpoints[family]
-        merged = {key: known for key, known in before._endpoints[family].items() if key[:2] not in changed}
-        merged.update(
-            merge_slices((each for each in self._snapshot.slices if (each.namespace, each.service) in changed), family)
+            return before._endpoints
+        then, now = (
+            [each for each in slices if (each.namespace, each.service) in changed]
+            for slices in (before._snapshot.slices, self._snapshot.slices)
         )
-        return merged
+        gone = {(each.namespace, each.service, port.name, port.protocol) for each in then for port in each.ports}
+        found = {}
+        for family in FAMILIES:
+            merged = found[family] = dict(before._endpoints[family])
+            for key in gone:
+                merged.pop(key, None)
+            merged |= merge_slices(now, family)
+        return found
 
     def _service_ports(self, family: Family, before: ClusterView | None) -> list[tuple[ServicePort, ...]]:
         """The service ports of every Service, in order: Services are sorted, and so are the ports of each."""
@@ -188,23 +206,100 @@ class ClusterView:
         ]
 
     def _port_views(self, family: Family, before: ClusterView | None) -> list[_PortViews]:
-        known = {id(each.port): each for each in before._views[family]} if before else {}
-        merged, contested = self._endpoints[family], self._contested[family]
-        made = []
-        for index, port in enumerate(port for ports in self._ports[family] for port in ports):
-            endpoints = merged.get((port.namespace, port.name, port.port_name, port.protocol), ())
-            same = known.get(id(port))
-            if same is not None and same.endpoints is endpoints and same.contested == (index in contested):
-                made.append(same)
-            else:
-                made.append(_PortViews(port, endpoints, contested=index in contested))
+        known = {id(each.port): each for each in (*before._views[family], *before._refused[family])} if before else {}
+        merged = self._endpoints[family]
+        made: list[_PortViews] = []
+        for ports in self._ports[family]:
+            first, entries = len(made), 0
+            for port in ports:
+                endpoints = merged.get((port.namespace, port.name, port.port_name, port.protocol), ())
+                views = known.get(id(port))
+                if views is None or views.endpoints is not endpoints:
+                    views = _PortViews(port, endpoints, self._config.mode)
+                made.append(views)
+                entries += views.entries
+            if entries > ENDPOINTS_PER_PORT and (reason := _too_much(made[first:], entries)):
+                name = f"Service/{ports[0].namespace}/{ports[0].name}"
+                self._oversized.append(f"{name}: {reason}, in {family.value}; it is left out")
+                self._refused[family] += made[first:]
+                del made[first:]
         return made
+
+    def _stepped_views(self, family: Family, before: ClusterView, changed: set[ServiceName]) -> list[_PortViews] | None:
+        """Those of before, but for Services with other endpoints; None if all have to be looked at."""
+        if before._refused[family]:
+            return None
+        places = self._places[family] = before._places.get(family) or _places(self._ports[family])
+        made, merged = list(before._views[family]), self._endpoints[family]
+        for service in changed:
+            first, ports = places.get(service, (0, ()))
+            entries = 0
+            for index, port in enumerate(ports, first):
+                endpoints = merged.get((port.namespace, port.name, port.port_name, port.protocol), ())
+                if made[index].endpoints is not endpoints:
+                    made[index] = _PortViews(port, endpoints, self._config.mode)
+                entries += made[index].entries
+            if entries > ENDPOINTS_PER_PORT:
+                return None
+        return made
+
+    def _keep_to_budget(self) -> None:
+        """Leave out Services until the others fit into a bundle."""
+        every = [each for views in self._views.values() for each in views]
+        if sum([each.bytes for each in every]) <= BUNDLE_BYTES:
+            return
+        sizes: dict[tuple[str, str], int] = {}
+        for each in every:
+            name = (each.port.namespace, each.port.name)
+            sizes[name] = sizes.get(name, 0) + each.bytes
+        oldest_first = [(each.namespace, each.name) for each in sorted(self._snapshot.services, key=age)]
+        gone = beyond(sizes, oldest_first, BUNDLE_BYTES)
+        for family, views in self._views.items():
+            refused = [each for each in views if (each.port.namespace, each.port.name) in gone]
+            self._refused[family] += refused
+            left_out = set(map(id, refused))
+            self._views[family] = [each for each in views if id(each) not in left_out]
+        for index, ((namespace, service), share) in enumerate(sorted(gone.items())):
+            if index == MOST_TOLD:
+                self._oversized.append(f"{len(gone) - index:,} more Services, for want of room in a bundle")
+                break
+            self._oversized.append(
+                f"Service/{namespace}/{service}: all Services together need more than the {BUNDLE_BYTES / 1e6:.0f} MB "
+                f"of a bundle, and those of {namespace} more than its share of {share / 1e6:.1f} MB; it is left out"
+            )
+
+    def _positions(self, family: Family, before: ClusterView | None) -> dict[str, list[int]]:
+        """Node name -> the positions of service ports with an endpoint there."""
+        views = self._views[family]
+        if before is None or len(before._views[family]) != len(views):
+            return _located(views)
+        found = dict(before._located[family])
+        for index, (then, now) in enumerate(zip(before._views[family], views, strict=True)):
+            if then is not now:
+                for name in then.node_names - now.node_names:
+                    found[name] = [each for each in found[name] if each != index]
+                for name in now.node_names - then.node_names:
+                    found[name] = sorted([*found.get(name, ()), index])
+        return found
+
+    @property
+    def left_out(self) -> tuple[Warned, ...]:
+        """The Services that no node would take, each with the reason, and fields of the configuration without meaning.
+
+        All others are as they would be without them.
+        """
+        return (*self._config.warnings, *(Warned("left out", text) for text in self._oversized))
 
     def dropped(self, after: ClusterView) -> Iterable[PortView]:
         """The views of service ports that a later view of the cluster does not have any more."""
         for family in FAMILIES:
-            alive = {id(each) for each in after._views[family]}
-            for each in self._views[family]:
+            then, now = self._views[family], after._views[family]
+            if len(then) == len(now):
+                # What stands in its place is alive, and most does.
+                differing = [pair for pair in zip(then, now, strict=True) if pair[0] is not pair[1]]
+                then, now = [each for each, _now in differing], [each for _then, each in differing]
+            alive = {id(each) for each in now}
+            for each in then:
                 if id(each) not in alive:
                     yield from each.views()
 
@@ -240,7 +335,7 @@ class ClusterView:
     def _family_view(self, facts: NodeFacts, family: Family, ips: dict[Family, str]) -> FamilyView:
         views = self._views[family]
         node_ports = node_port_addresses(family, self._config, ips, facts.interface_addresses)
-        ports = tuple(each.shared if each.shared is not None else each.view(facts.name, facts.zone) for each in views)
+        ports = tuple([each.shared if each.shared is not None else each.view(facts.name, facts.zone) for each in views])
         return FamilyView(
             family=family,
             node_ip=ips[family],
@@ -266,25 +361,38 @@ def _services_of_changed_slices(
     """Namespace and name of the Services whose EndpointSlices are not the same objects as before."""
     if before is after:
         return set()
+    if len(before) == len(after):
+        differing = [pair for pair in zip(before, after, strict=True) if pair[0] is not pair[1]]
+        before, after = tuple(each for each, _now in differing), tuple(each for _then, each in differing)
     old, new = {id(each): each for each in before}, {id(each): each for each in after}
-    differing = [old[each] for each in old.keys() - new.keys()] + [new[each] for each in new.keys() - old.keys()]
-    return {(each.namespace, each.service) for each in differing}
+    changed = [old[each] for each in old.keys() - new.keys()] + [new[each] for each in new.keys() - old.keys()]
+    return {(each.namespace, each.service) for each in changed}
+
+
+def _places(ports: Iterable[tuple[ServicePort, ...]]) -> dict[ServiceName, tuple[int, tuple[ServicePort, ...]]]:
+    """Of each Service with ports, those, and where the first of them stands among all."""
+    found, first = {}, 0
+    for each in ports:
+        if each:
+            found[each[0].namespace, each[0].name] = (first, each)
+        first += len(each)
+    return found
 
 
 def _sorted_ports(service: Service, family: Family, config: ProxyConfig) -> tuple[ServicePort, ...]:
     return tuple(sorted(service_ports(service, family, config), key=lambda port: (port.port_name, port.protocol)))
 
 
-def _contested(ports: Iterable[ServicePort]) -> set[int]:
-    """The positions of service ports that share a destination with another one."""
-    first: dict[tuple[str, str, int], int] = {}
-    found: set[int] = set()
-    for index, port in enumerate(ports):
-        for destination in port.destinations:
-            claimed = first.setdefault(destination, index)
-            if claimed != index:
-                found |= {claimed, index}
-    return found
+def _too_much(views: Iterable[_PortViews], entries: int) -> str:
+    """What one Service has in one family that is more than a node takes; empty if it is not."""
+    largest = max(views, key=lambda each: len(each.endpoints))
+    for count, most, what in (
+        (len(largest.endpoints), ENDPOINTS_PER_PORT, f"endpoints of port {largest.port.port}"),
+        (entries, ENTRIES_PER_SERVICE, "entries, which are its frontends times their endpoints, and its source ranges"),
+    ):
+        if count > most:
+            return f"has {count:,} {what}, more than {most:,}"
+    return ""
 
 
 def _located(views: Iterable[_PortViews]) -> dict[str, list[int]]:

@@ -75,10 +75,11 @@ def _engine(name: str) -> Any:
 
 async def main(queue: asyncio.Queue[Any], args: dict[str, Any]) -> None:
     """Watch until the rulebook ends."""
-    api, desired_states = _engine("cluster.api"), _engine("controller.desired")
+    api = _engine("cluster.api")
     access = _engine("cluster.access").Access.of({key: value for key, value in args.items() if value != ""})
-    config = _engine("controller.render").load_config(args.get("config") or None)
-    desired = desired_states.Desired(desired_states.Choices.of(config, args.get("settings") or {}))
+    settings = {**(args.get("settings") or {}), "config": args.get("config")}
+    engine = _engine("engine").Engine(_engine("choices").Choices.of(settings))
+    visible, is_name = _engine("texts").visible, _engine("cluster.fields").DNS_SUBDOMAIN.fullmatch
     settle = float(args.get("settle", 1.0))
     period = float(args.get("sync_period", 300)) or None
     with _engine("cluster.watch").Watch(lambda: api.connect(access)) as watch:
@@ -88,16 +89,18 @@ async def main(queue: asyncio.Queue[Any], args: dict[str, Any]) -> None:
             # In a thread of its own; if the rulebook ends meanwhile, leaving this block ends the wait.
             update = await asyncio.to_thread(watch.next, left, settle=settle)
             if watch.trouble:
-                log.warning("the watch is interrupted %s", watch.trouble)
+                log.warning("the watch is interrupted %s", visible(watch.trouble))
             everywhere = due is not None and time.monotonic() >= due
             event: dict[str, Any] = {"everywhere": everywhere, "objects": [], "nodes": []}
             if update is not None:
-                await asyncio.to_thread(desired.update, update.snapshot)
-                event["nodes"] = list(await asyncio.to_thread(desired.affected))
+                await asyncio.to_thread(engine.update, update.snapshot)
+                # Rulebooks put events into templates, so nothing but names goes into one.
+                event["nodes"] = [each for each in await asyncio.to_thread(engine.affected) if is_name(each)]
                 event["everywhere"] = everywhere or update.initial
                 event["objects"] = [
                     {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": each.action}
                     for each in update.changes[:_MOST_OBJECTS]
+                    if is_name(each.name) and (not each.namespace or is_name(each.namespace))
                 ]
             if not event["everywhere"] and not event["nodes"]:
                 continue

@@ -1,0 +1,165 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""The programs of a node and a few small text files on a host: one command, and no Python there.
+
+Files are compared first and replaced in one step, owned by root. Settings are lines of a file that others have settings
+in too: only the named ones change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from ..bundle.archive import archive
+from ..bundle.program import MODES, PARTS, PROGRAM, node_program, part_program
+from ..errors import UserError
+from .protocol import INSTALLED, UNPACK, Command
+
+ETC_DIR = "/etc/akp"
+VERIFY = "/usr/local/sbin/akp-verify"
+_PATH = re.compile(r"/[A-Za-z0-9._@/+-]+")
+_MODE = re.compile(r"0?[0-7]{3}")
+_KEY = re.compile(r"[a-z_]+")
+
+_SCRIPT = (
+    UNPACK
+    + """\
+  echo '{{"ok": false, "error": "the files were cut short on their way"}}'
+  exit 2
+}}
+dry={dry} list=
+note() {{ list="$list${{list:+, }}\\"$1\\""; }}
+put() {{
+  if cmp -s "$d/$1" "$2" && [ -n "$(find "$2" -prune -perm "$3" -user 0)" ]; then return 0; fi
+  note "$2"
+  [ -z "$dry" ] || return 0
+  ( umask 022; mkdir -p "${{2%/*}}" )
+  cp "$d/$1" "$2.akp-new"
+  chown 0:0 "$2.akp-new"
+  chmod "$3" "$2.akp-new"
+  mv "$2.akp-new" "$2"
+}}
+drop() {{
+  if [ ! -e "$1" ] && [ ! -L "$1" ]; then return 0; fi
+  note "$1"
+  [ -z "$dry" ] || return 0
+  rm -f "$1"
+  if [ "${{1%/*}}" = {etc} ]; then rmdir {etc} 2>/dev/null || :; fi
+}}
+settle() {{
+  [ -e "$2" ] || [ -s "$d/$1" ] || return 0
+  if [ -e "$2" ]; then cat "$2"; fi | awk -v wanted="$d/$1" '
+    function say(key) {{ if (!done[key]++ && value[key] != key) print value[key] }}
+    BEGIN {{
+      while ((getline line < wanted) > 0) {{ key = line; sub(/ .*/, "", key); order[++n] = key; value[key] = line }}
+    }}
+    $1 in value {{ say($1); next }}
+    {{ print }}
+    END {{ for (i = 1; i <= n; i++) say(order[i]) }}' >"$d/settled"
+  if [ -s "$d/settled" ]; then put settled "$2" 0644; else drop "$2"; fi
+}}
+{steps}
+if [ -n "$list" ] && [ -z "$dry" ]; then
+  {{ :
+{then}
+  }} >"$d/out" 2>&1 </dev/null || {{
+    said=$(tr -c 'A-Za-z0-9 ._:/,=+-' ' ' <"$d/out" | tail -c 500)
+    echo "{{\\"ok\\": false, \\"error\\": \\"the files are there, but what should follow failed: $said\\"}}"
+    exit 4
+  }}
+fi
+echo "{{\\"ok\\": true, \\"files\\": [$list]}}"
+"""
+)
+
+
+class InvalidInstall(UserError):
+    """Something that cannot be put on a host; the message says what."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class File:
+    """A file that shall be there with this content, or, without content, shall not be there."""
+
+    path: str
+    content: str | None
+    mode: str = "0644"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Install:
+    """What a host shall have."""
+
+    files: Sequence[File] = ()
+    settings: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # None: without this one
+    program: bool | None = None  # True: shall be there; False: shall not; None: whatever
+    program_path: str = INSTALLED
+    mode: str = "iptables"  # of the program
+    parts: Mapping[str, bool] = dataclasses.field(
+        default_factory=dict
+    )  # pull, health, metrics, verify: shall be there, or not
+    etc_dir: str = ETC_DIR
+    then: str = ""  # shell, run if anything changed
+
+    def command(self, *, dry_run: bool) -> Command:
+        """The command that makes it so."""
+        files: list[tuple[str, bytes]] = []
+        steps: list[str] = []
+        if self.program:
+            if self.mode not in MODES:
+                raise InvalidInstall(f"{self.mode!r} is not a mode; {', '.join(MODES)} are")
+            files.append((PROGRAM, node_program(self.mode).encode()))
+            steps.append(f"put {PROGRAM} {_path(self.program_path)} 0755")
+        for name, wanted in self.parts.items():
+            if name not in PARTS:
+                raise InvalidInstall(f"{name!r} is not a program; {', '.join(PARTS)} are")
+            place = _path(part_path(name, self.program_path))
+            if wanted:
+                files.append((f"akp-{name}", part_program(name).encode()))
+            steps.append(f"put akp-{name} {place} 0755" if wanted else f"drop {place}")
+        for number, each in enumerate(self.files):
+            path = _path(each.path)
+            if each.content is None:
+                steps.append(f"drop {path}")
+                continue
+            if not _MODE.fullmatch(each.mode):
+                raise InvalidInstall(f"{each.path}: {each.mode!r} is no mode; write e.g. '0644'")
+            content = each.content if each.content.endswith("\n") or not each.content else f"{each.content}\n"
+            files.append((f"f{number}", content.encode()))
+            steps.append(f"put f{number} {path} {each.mode}")
+        if self.settings:
+            files.append(("settings", "".join(_setting(key, self.settings[key]) for key in self.settings).encode()))
+            steps.append(f"settle settings {_path(f'{self.etc_dir}/node.conf')}")
+        if self.program is False:
+            steps.append(f"drop {_path(self.program_path)}")
+        text = _SCRIPT.format(
+            dry="1" if dry_run else "", etc=_path(self.etc_dir), steps="\n".join(steps), then=self.then or ":"
+        )
+        data = archive(files)
+        # What takes it apart there reads gzip only.
+        return Command(text, data if data.startswith(b"\x1f\x8b") else gzip.compress(data, mtime=0))
+
+
+def part_path(name: str, program_path: str) -> str:
+    """Where a part is: beside the program, or where the program looks for it wherever it is itself."""
+    return VERIFY if name == "verify" else f"{program_path.rpartition('/')[0]}/akp-{name}"
+
+
+def _path(path: str) -> str:
+    if not _PATH.fullmatch(path) or "/../" in f"{path}/":
+        raise InvalidInstall(f"{path!r} is not the absolute path of a file")
+    return shlex.quote(path)
+
+
+def _setting(key: str, value: str | None) -> str:
+    if not _KEY.fullmatch(key):
+        raise InvalidInstall(f"{key!r} is no name of a setting")
+    if value is None or value == "":
+        return f"{key}\n"
+    if "\n" in value or value != value.strip():
+        raise InvalidInstall(f"setting {key}: {value!r} does not fit on a line")
+    return f"{key} {value}\n"

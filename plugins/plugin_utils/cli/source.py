@@ -1,0 +1,123 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Where `explain`, `service` and `prove` get a cluster from: files, an API server or a working directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..choices import Choices
+from ..cluster.files import UnreadableFile, cluster_files, documents
+from ..cluster.objects import Reader
+from ..cluster.snapshot import Snapshot
+from ..explain.intent import Intent
+from ..explain.needed import Needed, Object, Wanted, needed, objects_of
+from ..proxy.compat import DEFAULT_COMPAT
+from .console import UsageError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the cluster, the configuration and facts of nodes are."""
+    where = parser.add_argument_group("the cluster")
+    where.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="PATH",
+        help="what kubectl prints of Services, EndpointSlices, Nodes and ServiceCIDRs: a file, or a directory of them",
+    )
+    where.add_argument("--kubeconfig", metavar="FILE", help="ask the API server that this file names")
+    where.add_argument("--context", metavar="NAME", help="which context of the kubeconfig")
+    where.add_argument(
+        "--dir", type=Path, metavar="DIR", help="a working directory: its snapshot, and the facts of its nodes"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it")
+    parser.add_argument(
+        "--facts",
+        type=Path,
+        metavar="FILE",
+        help="what `akp-node facts` printed on the node, or node names mapped to that (default: the Node object)",
+    )
+    parser.add_argument(
+        "--compat",
+        default=DEFAULT_COMPAT,
+        metavar="MINOR",
+        help="the kube-proxy minor whose rules are meant (default: %(default)s)",
+    )
+
+
+class Source:
+    """The cluster that the options name; read once, and no more of it than is asked for."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        given = [name for name in ("cluster", "kubeconfig", "dir") if getattr(args, name)]
+        if len(given) != 1:
+            raise UsageError("say where the cluster is: one of --cluster PATH, --kubeconfig FILE and --dir DIR")
+        self._args = args
+        self._objects: list[tuple[str, Object]] | None = None
+        self.choices = Choices.of({"config": str(args.config or ""), "compat": args.compat})
+
+    def objects(self) -> list[tuple[str, Object]]:
+        """Kind and object of everything, as it was printed."""
+        if self._objects is None:
+            self._objects = list(objects_of(self._documents()))
+        return self._objects
+
+    def snapshot(self) -> Snapshot:
+        """All of the cluster."""
+        return _read([each for _kind, each in self.objects()])
+
+    def needed(self, wanted: Wanted) -> tuple[Snapshot, Needed]:
+        """What a question depends on."""
+        found = needed(self.objects(), wanted)
+        return _read(found.objects), found
+
+    def only(self, *kinds: str) -> Snapshot:
+        """The objects of some kinds alone."""
+        return _read([each for kind, each in self.objects() if kind in kinds])
+
+    def intent(self, snapshot: Snapshot, node: str = "") -> Intent:
+        """What nodes are meant to have."""
+        return Intent(snapshot, self.choices, self.facts(node))
+
+    def facts(self, node: str = "") -> Mapping[str, Mapping[str, Any]]:
+        """What nodes say of themselves; a file with the facts of one node is that of the node that is asked for."""
+        if self._args.facts:
+            content = next(documents(self._args.facts), None)
+            if not isinstance(content, Mapping):
+                raise UnreadableFile(f"{self._args.facts}: must be a mapping")
+            if "capabilities" in content or "addresses" in content:
+                if not node:
+                    raise UsageError(f"{self._args.facts}: holds the facts of one node; say which with --node")
+                return {node: content}
+            return dict(content)
+        if self._args.dir:
+            from ..tasks.directory import WorkDirectory
+
+            return WorkDirectory(self._args.dir.expanduser()).gathered()
+        return {}
+
+    def _documents(self) -> Iterator[Any]:
+        if self._args.kubeconfig:
+            from ..cluster.access import Access
+            from ..cluster.api import connect
+
+            access = Access.of({"kubeconfig": self._args.kubeconfig, "context": self._args.context})
+            with connect(access) as api:
+                for each in api.record().lists:
+                    items = [json.loads(item) for item in each.items]
+                    yield {"kind": f"{each.kind}List", "apiVersion": each.api_version, "items": items}
+            return
+        path = self._args.cluster or self._args.dir.expanduser() / "snapshot.json"
+        for file in cluster_files(path):
+            yield from documents(file)
+
+
+def _read(objects: list[Object]) -> Snapshot:
+    reader = Reader()
+    for each in objects:
+        reader.add(each)
+    return reader.snapshot()
