@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab import Lab
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 numbers = itertools.count(1)
+
+# A merge is judged by the same examples every time; AKP_DRAW=1 draws new ones. A busy machine is no failure.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="AKP_DRAW" not in os.environ,
+)
+settings.load_profile("suite")
 
 
 def unused_prefix() -> str:

@@ -163,6 +163,8 @@ def test_deltas_lead_where_the_whole_bundle_leads(hosts: Hosts, steps: list[Any]
     first, *others = (render(*objects, on="n1", **NO_SYSCTLS) for objects in steps)
     applied(host, hosts.bundle(first))
     for old, new in itertools.pairwise([first, *others]):
+        if old.generation == new.generation:  # Nothing to bring: the control side makes no such delta.
+            continue
         answer = applied(host, hosts.delta(old, new))
         assert (answer["ok"], answer["generation"]) == (True, new.generation)
         assert in_order(held(host)[0]) == in_order(wanted(new))
