@@ -9,6 +9,7 @@ Data flows in one direction, and each part knows only those before it:
     engine      the one place where choices, snapshot and facts become states
     plan        what will change on which node, limits on it, approvals, the record of it
     carry       how it gets there: the protocol with akp-node, ways to reach it, workers
+    node        what one task does for one host: the states of the module node
     watch       the loop of `akp watch`, on engine, plan and carry
     publish     signed bundles for nodes that fetch them
     tasks       what the action plugins of Ansible share

@@ -220,12 +220,12 @@ LATE = """\
   gather_facts: false
   become: true
   tasks:
-    - ansible.builtin.import_role: {name: agentless.kube_proxy.sync, tasks_from: look.yml, rolespec_validate: false}
+    - ansible.builtin.import_role: {name: agentless.kube_proxy.sync, tasks_from: look.yml}
     - ansible.builtin.command: cp -rT {{ other }} {{ kube_proxy_dir }}/bundles/n2
       delegate_to: localhost
       become: false
       run_once: true
-    - ansible.builtin.import_role: {name: agentless.kube_proxy.sync, tasks_from: batch.yml, rolespec_validate: false}
+    - ansible.builtin.import_role: {name: agentless.kube_proxy.sync, tasks_from: batch.yml}
 """
 
 

@@ -14,10 +14,12 @@ from agentless_kube_proxy.proxy.config import InvalidConfig
 ENGINE = Path(__file__).parents[2] / "plugins" / "plugin_utils"
 # Each is caught by the package that raises it, or becomes the failure of one host.
 INTERNAL = {
+    "Failed",
     "InvalidObject",
     "LostSession",
     "NoAnswer",
     "NoSession",
+    "NotDone",
     "ProbeFailed",
     "Skipped",
     "TransportError",

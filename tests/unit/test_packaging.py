@@ -34,11 +34,12 @@ def test_every_part_of_the_engine_is_packaged() -> None:
 
 def test_every_file_of_the_engine_that_is_not_python_is_packaged() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]
-    packaged = {path for pattern in patterns["*"] for path in ENGINE.rglob(pattern)}
-    for package, globs in patterns.items():
-        if package != "*":
-            folder = ENGINE.joinpath(*package.split(".")[1:])
-            packaged |= {path for pattern in globs for path in folder.glob(pattern)}
+    packaged = {
+        path
+        for package, globs in patterns.items()
+        for pattern in globs
+        for path in ENGINE.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
     others = {path for path in ENGINE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
     assert others == packaged
 

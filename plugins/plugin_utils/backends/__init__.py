@@ -11,8 +11,9 @@ from typing import Protocol
 from ..errors import UserError
 from ..proxy.compat import COMPATS, DEFAULT_COMPAT, Compat
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
-from ..proxy.view import NodeView, PortView
-from . import iptables, ipvs, nftables, nftables_file
+from ..proxy.port_view import PortView
+from ..proxy.view import NodeView
+from . import iptables, iptables_file, ipvs, ipvs_file, nftables, nftables_file
 from .state import Delta, State
 
 
@@ -40,8 +41,8 @@ class _Backend:
 
 
 _MODES = {
-    "iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files),
-    "ipvs": _Backend(ipvs.Renderer, ipvs.files, ipvs.delta_files),
+    "iptables": _Backend(iptables.Renderer, iptables_file.files, iptables_file.delta_files),
+    "ipvs": _Backend(ipvs.Renderer, ipvs_file.files, ipvs_file.delta_files),
     "nftables": _Backend(nftables.Renderer, nftables_file.files, nftables_file.delta_files),
 }
 

@@ -13,9 +13,10 @@ from typing import Generic, TypeVar
 from ..addresses import endpoint_text
 from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
+from ..proxy.port_view import PortView
 from ..proxy.services import ServicePort
 from ..proxy.topology import Selection
-from ..proxy.view import FamilyView, NodeView, PortView
+from ..proxy.view import FamilyView, NodeView
 from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, State
 
 SYSCTLS: Object = ("file", "sysctls.conf")

@@ -12,95 +12,29 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, host_cidr, is_loopback
+from ..addresses import Family, host_cidr
 from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
+from ..proxy.port_view import PortView
 from ..proxy.services import ServicePort
-from ..proxy.view import FamilyView, NodeView, PortView
-from .common import (
-    ALLOW_FILE,
-    CONNTRACK,
-    SERVICES,
-    Fragments,
-    allow_changes,
-    allow_file,
-    conntrack_sysctls,
-    endpoint_variants,
-    service_line,
-    shared_frame,
-    udp_frontends,
+from ..proxy.view import FamilyView, NodeView
+from .common import CONNTRACK, SERVICES, Fragments, endpoint_variants, service_line, shared_frame, udp_frontends
+from .iptables_frame import (
+    COUNTERS,
+    INVALID_COUNTER,
+    LOCALHOST_COUNTER,
+    allowed_rules,
+    chain_object,
+    frame,
+    node_port_jump,
+    sysctls,
 )
 from .names import hash16
-from .state import (
-    Allowed,
-    Delta,
-    DispatchObject,
-    EndpointsObject,
-    Fragment,
-    FrameObject,
-    Object,
-    Part,
-    State,
-    fragment,
-    part_of,
-)
+from .state import Allowed, DispatchObject, EndpointsObject, Fragment, FrameObject, Object, State, fragment
 
 # Above this many endpoints kube-proxy leaves the comments of endpoint rules out.
 LARGE_CLUSTER_ENDPOINTS = 1000
-
-INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
-LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
-COUNTERS: Object = ("file", "nfacct.rules")
-
-CANARY_CHAIN = "KUBE-PROXY-CANARY"
-MASQUERADE_CHAIN = "KUBE-MARK-MASQ"
-FIREWALL_CHAIN = "KUBE-FIREWALL"  # kubelet has rules in it too
-TOOLS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
-
-_FILTER_CHAINS = (
-    "KUBE-SERVICES",
-    "KUBE-EXTERNAL-SERVICES",
-    "KUBE-FORWARD",
-    "KUBE-NODEPORTS",
-    "KUBE-PROXY-FIREWALL",
-    FIREWALL_CHAIN,
-    CANARY_CHAIN,
-)
-_NAT_CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", MASQUERADE_CHAIN, CANARY_CHAIN)
-# Chains whose rules come and go with the endpoints of service ports.
-_DISPATCH = {
-    ("nat", "KUBE-SERVICES"),
-    ("nat", "KUBE-NODEPORTS"),
-    ("filter", "KUBE-SERVICES"),
-    ("filter", "KUBE-EXTERNAL-SERVICES"),
-}
-
-# In the order in which kube-proxy installs them; each goes to the top of its chain.
-_JUMPS = {
-    "filter": """\
--I INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
--I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
--I INPUT -m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS
--I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--I OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--I FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
--I INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
--I OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
--I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
--I INPUT -j KUBE-FIREWALL
--I OUTPUT -j KUBE-FIREWALL
-""",
-    "nat": """\
--I OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--I PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
-""",
-}
-
-_NODEPORTS_COMMENT = (
-    '-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain"'
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,15 +62,15 @@ class Renderer:
 
     def state(self, view: NodeView) -> State:
         """The state of one node."""
-        frame = shared_frame(view, _sysctls(view))
-        frame[COUNTERS] = FrameObject(f"{INVALID_COUNTER}\n{LOCALHOST_COUNTER}\n" if view.facts.nfacct else "")
+        objects = shared_frame(view, sysctls(view))
+        objects[COUNTERS] = FrameObject(f"{INVALID_COUNTER}\n{LOCALHOST_COUNTER}\n" if view.facts.nfacct else "")
         fragments: list[Fragment] = []
         allowed: list[str] = []
         for family in view.families:
-            frame.update(_frame(view, family))
+            objects.update(frame(view, family))
             fragments.extend(self._family_fragments(view, family))
-            allowed.extend(_allowed(family.family, "nat", _node_port_jump(family)))
-        return State(view.facts.name, "iptables", self._compat.minor, frame, tuple(fragments), tuple(allowed))
+            allowed.extend(allowed_rules(family.family, "nat", node_port_jump(family)))
+        return State(view.facts.name, "iptables", self._compat.minor, objects, tuple(fragments), tuple(allowed))
 
     def _family_fragments(self, view: NodeView, family: FamilyView) -> list[Fragment]:
         context = _Context(
@@ -152,80 +86,6 @@ class Renderer:
 
 def _fragment(context: _Context, view: PortView, allows_node_ip: bool) -> Fragment:
     return _PortRules(context, view, allows_node_ip=allows_node_ip).fragment()
-
-
-def _sysctls(view: NodeView) -> Iterator[tuple[str, int]]:
-    yield from conntrack_sysctls(view)
-    if any(family.localhost_node_ports for family in view.families):
-        yield "net.ipv4.conf.all.route_localnet", 1
-
-
-def _frame(view: NodeView, family: FamilyView) -> Iterator[tuple[Object, FrameObject]]:
-    """The chains that exist whatever Services there are."""
-    name = family.family.value
-    yield (name, "mangle", CANARY_CHAIN), FrameObject()
-    rules = _static_rules(view, family)
-    for table, chains in (("filter", _FILTER_CHAINS), ("nat", _NAT_CHAINS)):
-        for chain in chains:
-            head, tail = rules.get((table, chain), ("", ""))
-            fixed = head if chain == FIREWALL_CHAIN else ""
-            yield _static(name, table, chain), FrameObject(head, tail, fixed=fixed)
-
-
-def _static(family: str, table: str, chain: str) -> Object:
-    """The name of a chain of the frame."""
-    name = (family, table, chain)
-    return DispatchObject(name) if (table, chain) in _DISPATCH else name
-
-
-def _allowed(family: Family, table: str, rules: str) -> Iterator[str]:
-    """Rules as frontends.allow has them."""
-    digit = "4" if family is Family.IPV4 else "6"
-    return (f"{digit} {table} {rule}" for rule in rules.splitlines())
-
-
-def _static_rules(view: NodeView, family: FamilyView) -> dict[tuple[str, str], tuple[str, str]]:
-    """The rules before and after those of the service ports."""
-    mark = f"{view.config.masquerade_mark:#x}"
-    firewall = forward = ""
-    if family.localhost_node_ports:
-        firewall = (
-            "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 "
-            '-m comment --comment "block incoming localnet connections" '
-            "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n"
-        )
-    if not (view.facts.tcp_be_liberal or view.config.conntrack.tcp_be_liberal):
-        counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if view.facts.nfacct else ""
-        forward = f"-A KUBE-FORWARD -m conntrack --ctstate INVALID {counter}-j DROP\n"
-    forward += f"""\
--A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark {mark}/{mark} -j ACCEPT
--A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
-"""
-    postrouting = f"""\
--A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN
--A KUBE-POSTROUTING -j MARK --set-xmark {mark}/0x0
--A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
-"""
-    return {
-        ("filter", FIREWALL_CHAIN): (firewall, ""),
-        ("filter", "KUBE-FORWARD"): (forward, ""),
-        ("nat", "KUBE-POSTROUTING"): (postrouting, ""),
-        ("nat", MASQUERADE_CHAIN): (f"-A KUBE-MARK-MASQ -j MARK --set-xmark {mark}/{mark}\n", ""),
-        ("nat", "KUBE-SERVICES"): ("", _node_port_jump(family)),
-    }
-
-
-def _node_port_jump(family: FamilyView) -> str:
-    """The way from KUBE-SERVICES to the node ports."""
-    with_loopback = family.family is Family.IPV4 and family.localhost_node_ports
-    if family.node_ports.match_all:
-        unless = "" if with_loopback else f"! -d {family.family.loopback} "
-        return f"-A KUBE-SERVICES {unless}{_NODEPORTS_COMMENT} -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n"
-    return "".join(
-        f"-A KUBE-SERVICES -d {host_cidr(ip)} {_NODEPORTS_COMMENT} -j KUBE-NODEPORTS\n"
-        for ip in family.node_ports.ips
-        if with_loopback or not is_loopback(ip)
-    )
 
 
 @functools.cache
@@ -270,7 +130,7 @@ class _PortRules:
             ("nat", "KUBE-SERVICES"): services,
             ("nat", "KUBE-NODEPORTS"): node_ports,
         }
-        opened = [(_static(self._family, *key), text) for key, text in lines.items() if text]
+        opened = [(chain_object(self._family, *key), text) for key, text in lines.items() if text]
         opened.append((SERVICES, service_line(view)))
         if udp := udp_frontends(view, self._context.compat):
             opened.append((CONNTRACK, udp))
@@ -299,10 +159,10 @@ class _PortRules:
         for view in endpoint_variants(self._view):
             rules = _PortRules(self._context, view, allows_node_ip=self._allows_node_ip)
             services, external, _firewall, _health = rules._filter()
-            yield from _allowed(family, "nat", "".join(rules._dispatch()))
-            yield from _allowed(family, "filter", services + external)
+            yield from allowed_rules(family, "nat", "".join(rules._dispatch()))
+            yield from allowed_rules(family, "filter", services + external)
             if view.uses_external_chain:
-                yield from _allowed(family, "nat", rules._external())
+                yield from allowed_rules(family, "nat", rules._external())
 
     def _filter(self) -> tuple[str, str, str, str]:
         """Rules of the filter table: destinations without endpoints, firewalls, health check ports."""
@@ -486,142 +346,3 @@ class _PortRules:
             f"-A {chain} -s {host_cidr(endpoint.ip)} {comment}-j KUBE-MARK-MASQ\n"
             f"-A {chain} -p {proto} {comment}{recent}-m {proto} -j DNAT --to-destination {endpoint.text}\n"
         )
-
-
-# ---------------------------------------------------------------- files
-
-
-def files(state: State) -> Iterator[tuple[str, str]]:
-    """The files of a full bundle."""
-    opened = state.open_objects
-    for family in Family:
-        if (family.value, "mangle", CANARY_CHAIN) in opened:
-            place = f"# node {state.node}, {state.mode} mode, {family.value}"
-            head = f"{place}, generation {state.generation}\n"
-            yield _name(family, Part.ENDPOINTS), head + _endpoints_file(state, family.value)
-            yield _name(family, Part.DISPATCH), head + _dispatch_file(state, family.value, opened)
-            # The same bytes as long as no frontend changes: that is what a node compares.
-            yield _name(family, Part.FRONTENDS), f"{place}\n{_frontends_file(state, family.value, opened)}"
-    for obj, text in opened.items():
-        if obj[0] == "file":
-            yield obj[1], text
-    yield ALLOW_FILE, allow_file(state)
-
-
-def _name(family: Family, part: Part) -> str:
-    return f"{TOOLS[family]}-{part.value}.rules"
-
-
-def marker_chain(generation: str) -> str:
-    """The chain that names a generation; 28 characters are all that a name may have."""
-    return f"KUBE-PROXY-GEN-{generation[:13].upper()}"
-
-
-def marker(generation: str) -> str:
-    """What makes that chain, with a rule that has the whole generation."""
-    chain = marker_chain(generation)
-    return f":{chain} - [0:0]\n-A {chain} -m comment --comment {generation}\n"
-
-
-def demands(base: str, jumps: str) -> str:
-    """What the kernel refuses where the base, or a jump to our chains, is not there. The base's marker goes."""
-    chain = marker_chain(base)
-    return f"-F {chain}\n-X {chain}\n" + "".join(f"-C{line[2:]}" for line in jumps.splitlines(keepends=True))
-
-
-def chain_lines(chains: Iterable[tuple[Object, str]]) -> Iterator[str]:
-    """Chains and then their rules, so that rules find each other's chains; chains that are there are emptied."""
-    chains = tuple(chains)
-    yield from (f":{obj[2]} - [0:0]\n" for obj, _text in chains)
-    yield from (text for _obj, text in chains)
-
-
-def table_text(table: str, *parts: Iterable[str]) -> str:
-    """A table of a restore file; nothing if there is nothing in it."""
-    text = "".join(line for lines in parts for line in lines)
-    return f"*{table}\n{text}COMMIT\n" if text else ""
-
-
-_ALL_SERVICES = "# all services\n"
-
-
-def _own_chains(state: State, family: str, part: Part, declared: Part | None = None) -> Iterator[str]:
-    """The chains of service ports, below the name of each; those of `declared` are made here and filled elsewhere."""
-    for each in state.fragments:
-        if each.family == family:
-            chains = [(obj, text) for obj, text in each.own if part_of(obj) is part]
-            early = [(obj, "") for obj, _text in each.own if part_of(obj) is declared]
-            if chains or early:
-                yield f"# {each.name}\n"
-                yield from chain_lines([*early, *chains])
-
-
-def _endpoints_file(state: State, family: str) -> str:
-    """The chains that lead to endpoints."""
-    return table_text("nat", [f":{MASQUERADE_CHAIN} - [0:0]\n"], _own_chains(state, family, Part.ENDPOINTS))
-
-
-def _dispatch_file(state: State, family: str, opened: dict[Object, str]) -> str:
-    """What leads to the chains of service ports, or refuses; and the marker, as only with this there is service."""
-    nat, filter_ = (chain_lines(_chains(opened, family, table, Part.DISPATCH)) for table in ("nat", "filter"))
-    own = _own_chains(state, family, Part.DISPATCH, declared=Part.FRONTENDS)
-    mark = [marker(state.generation)]
-    return table_text("nat", own, [_ALL_SERVICES], nat, mark) + table_text("filter", filter_, mark)
-
-
-def _frontends_file(state: State, family: str, opened: dict[Object, str]) -> str:
-    """What all service ports share, the firewalls of load balancers, and at last the jumps of the built-in chains."""
-    own = _own_chains(state, family, Part.FRONTENDS)
-    nat, filter_, mangle = (
-        chain_lines(_chains(opened, family, table, Part.FRONTENDS)) for table in ("nat", "filter", "mangle")
-    )
-    return (
-        table_text("nat", own, [_ALL_SERVICES], nat, [_JUMPS["nat"]])
-        + table_text("filter", filter_, [_JUMPS["filter"]])
-        + table_text("mangle", mangle)
-    )
-
-
-def _chains(objects: dict[Object, str], family: str, table: str, part: Part) -> list[tuple[Object, str]]:
-    return [(obj, text) for obj, text in objects.items() if obj[:2] == (family, table) and part_of(obj) is part]
-
-
-def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
-    """The files of a delta bundle: the changed chains whole, the stale ones deleted, and the new generation."""
-    for family in Family:
-        if (family.value, "mangle", CANARY_CHAIN) in state.frame:
-            head = f"# node {state.node}, {state.mode} mode, {family.value}, {change.base} to {change.generation}\n"
-            for part, text in _family_delta(change, family.value).items():
-                if text:
-                    yield _name(family, part), head + text
-    for obj, text in change.changed.items():
-        if obj[0] == "file":
-            yield obj[1], text
-    if allow := allow_changes(change):
-        yield ALLOW_FILE, allow
-
-
-def _family_delta(change: Delta, family: str) -> dict[Part, str]:
-    """The texts of the three files. A chain goes at the end of a table, when nothing refers to it any more."""
-    found = dict.fromkeys(Part, "")
-    for table in ("nat", "filter"):
-        sections: dict[Part, list[str]] = {}
-        removed = [obj for obj in change.removed if obj[:2] == (family, table)]
-        for part in Part:
-            emptied = [(obj, "") for obj in removed if part_of(obj) is part]
-            sections[part] = [*chain_lines([*_chains(change.changed, family, table, part), *emptied])]
-        if sections[Part.DISPATCH] and table == "nat":
-            # Load balancer addresses may lead to firewalls that are new.
-            fresh = _chains(change.changed, family, table, Part.FRONTENDS)
-            declared = [f":{obj[2]} - [0:0]\n" for obj, _text in fresh if obj not in change.before]
-            sections[Part.DISPATCH] = [*declared, *sections[Part.DISPATCH]]
-        last = max((part for part in Part if sections[part]), key=[*Part].index, default=Part.ENDPOINTS)
-        sections[last] += [f"-X {obj[2]}\n" for obj in removed]
-        sections[Part.ENDPOINTS] = [
-            demands(change.base, _JUMPS[table]),
-            *sections[Part.ENDPOINTS],
-            marker(change.generation),
-        ]
-        for part, lines in sections.items():
-            found[part] += table_text(table, lines)
-    return found

@@ -16,7 +16,8 @@ from ..addresses import Family, is_loopback
 from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
 from ..proxy.facts import DetectLocal
-from ..proxy.view import FamilyView, NodeView, PortView
+from ..proxy.port_view import PortView
+from ..proxy.view import FamilyView, NodeView
 from .common import (
     CONNTRACK,
     SERVICES,

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from ..bundle.archive import archive
 from ..bundle.program import MODES, PARTS, PROGRAM, node_program, part_program
 from ..errors import UserError
-from .protocol import INSTALLED, UNPACK, Command
+from .protocol import INSTALLED, Command
+from .scripts import assignments, script
 
 ETC_DIR = "/etc/akp"
 VERIFY = "/usr/local/sbin/akp-verify"
@@ -25,56 +26,7 @@ _PATH = re.compile(r"/[A-Za-z0-9._@/+-]+")
 _MODE = re.compile(r"0?[0-7]{3}")
 _KEY = re.compile(r"[a-z_]+")
 
-_SCRIPT = (
-    UNPACK
-    + """\
-  echo '{{"ok": false, "error": "the files were cut short on their way"}}'
-  exit 2
-}}
-dry={dry} list=
-note() {{ list="$list${{list:+, }}\\"$1\\""; }}
-put() {{
-  if cmp -s "$d/$1" "$2" && [ -n "$(find "$2" -prune -perm "$3" -user 0)" ]; then return 0; fi
-  note "$2"
-  [ -z "$dry" ] || return 0
-  ( umask 022; mkdir -p "${{2%/*}}" )
-  cp "$d/$1" "$2.akp-new"
-  chown 0:0 "$2.akp-new"
-  chmod "$3" "$2.akp-new"
-  mv "$2.akp-new" "$2"
-}}
-drop() {{
-  if [ ! -e "$1" ] && [ ! -L "$1" ]; then return 0; fi
-  note "$1"
-  [ -z "$dry" ] || return 0
-  rm -f "$1"
-  if [ "${{1%/*}}" = {etc} ]; then rmdir {etc} 2>/dev/null || :; fi
-}}
-settle() {{
-  [ -e "$2" ] || [ -s "$d/$1" ] || return 0
-  if [ -e "$2" ]; then cat "$2"; fi | awk -v wanted="$d/$1" '
-    function say(key) {{ if (!done[key]++ && value[key] != key) print value[key] }}
-    BEGIN {{
-      while ((getline line < wanted) > 0) {{ key = line; sub(/ .*/, "", key); order[++n] = key; value[key] = line }}
-    }}
-    $1 in value {{ say($1); next }}
-    {{ print }}
-    END {{ for (i = 1; i <= n; i++) say(order[i]) }}' >"$d/settled"
-  if [ -s "$d/settled" ]; then put settled "$2" 0644; else drop "$2"; fi
-}}
-{steps}
-if [ -n "$list" ] && [ -z "$dry" ]; then
-  {{ :
-{then}
-  }} >"$d/out" 2>&1 </dev/null || {{
-    said=$(tr -c 'A-Za-z0-9 ._:/,=+-' ' ' <"$d/out" | tail -c 500)
-    echo "{{\\"ok\\": false, \\"error\\": \\"the files are there, but what should follow failed: $said\\"}}"
-    exit 4
-  }}
-fi
-echo "{{\\"ok\\": true, \\"files\\": [$list]}}"
-"""
-)
+_BROKEN = '{"ok": false, "error": "the files were cut short on their way"}'
 
 
 class InvalidInstall(UserError):
@@ -136,9 +88,15 @@ class Install:
             steps.append(f"settle settings {_path(f'{self.etc_dir}/node.conf')}")
         if self.program is False:
             steps.append(f"drop {_path(self.program_path)}")
-        text = _SCRIPT.format(
-            dry="1" if dry_run else "", etc=_path(self.etc_dir), steps="\n".join(steps), then=self.then or ":"
-        )
+        _path(self.etc_dir)
+        variables = {
+            "broken": _BROKEN,
+            "dry": "yes" if dry_run else "",
+            "etc": self.etc_dir,
+            "follow": self.then or ":",
+        }
+        written = "".join(f"{step}\n" for step in steps)
+        text = assignments(variables) + script("unpack") + script("install") + written + script("installed")
         data = archive(files)
         # What takes it apart there reads gzip only.
         return Command(text, data if data.startswith(b"\x1f\x8b") else gzip.compress(data, mtime=0))

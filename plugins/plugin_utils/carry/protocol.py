@@ -21,60 +21,12 @@ from ..bundle.archive import archive
 from ..bundle.manifest import FILE
 from ..bundle.program import MODES, PROGRAM, node_program
 from ..bundle.release import release_files
+from .scripts import assignments, script
 
 INSTALLED = "/usr/local/sbin/akp-node"
 STATE_DIR = "/var/lib/akp"
 DEFAULT_MODE = "iptables"  # whose program asks a node that has none
-
-# Each program leaves a copy of itself when it applies a state of its mode; what another mode recorded, that copy tells.
-# Its digest lies beside it, so that no program has to be started to find the copy.
-_FIND = """\
-for f in {candidates}; do
-  [ -f "$f" ] || continue
-  {{ read -r d <"$f.sum"; }} 2>/dev/null || d=$(sha256sum <"$f") || continue
-  case " {digests} " in *" ${{d%% *}} "*) exec sh "$f" {arguments} ;; esac
-done
-cat >/dev/null
-echo '{{"ok": false, "need": "program"}}'
-"""
-
-# The archive is what `akp-node apply -` reads; here the program itself has to be taken out of it first.
-UNPACK = """\
-set -eu
-umask 077
-mkdir -p /run/akp
-d=$(mktemp -d /run/akp/carry.XXXXXX)
-trap 'rm -rf "$d"' EXIT
-trap 'exit 129' HUP
-trap 'exit 130' INT
-trap 'exit 143' TERM
-gzip -dc | awk -v d="$d" '
-  left > 0 {{ print > f; if (!--left) close(f); next }}
-  /^== [A-Za-z0-9_][A-Za-z0-9._-]* [0-9]+$/ {{ f = d "/" $2; left = $3 + 0; printf "" > f; if (!left) close(f); next }}
-  /^==$/ {{ whole = 1; exit }}
-  {{ exit }}
-  END {{ exit !whole }}' || {{
-"""
-_CARRY = (
-    UNPACK
-    + """\
-  echo '{{"ok": false, "code": 2, "asBefore": true, "error": "the bundle was cut short on its way"}}'
-  exit 2
-}}
-{install}sh "$d/akp-node" {arguments}
-"""
-)
-
-_INSTALL = """\
-if ! cmp -s "$d/akp-node" {installed}; then
-  mkdir -p {folder}
-  cp "$d/akp-node" {installed}.new
-  chown 0:0 {installed}.new
-  chmod 0755 {installed}.new
-  mv {installed}.new {installed}
-  echo '{{"installed": true}}'
-fi
-"""
+_BROKEN = '{"ok": false, "code": 2, "asBefore": true, "error": "the bundle was cut short on its way"}'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,12 +52,13 @@ class Way:
         """A question to the program that the node has. Shell that comes before it may answer in its place."""
         if self.restricted:
             return Command(f"{self.restricted} {shlex.join(arguments)}")
-        candidates = shlex.quote(self.installed)
-        if not self.only_installed:
-            candidates += f' "$AKP_STATE"/akp-node.{self.mode or "*"}'
-        digests = " ".join(program_digest(mode) for mode in ([self.mode] if self.mode else MODES))
-        script = _FIND.format(candidates=candidates, digests=digests, arguments=shlex.join(arguments))
-        return self._shell(before + script)
+        digests = [program_digest(mode) for mode in ([self.mode] if self.mode else MODES)]
+        variables = {
+            "installed": self.installed,
+            "kept": "none" if self.only_installed else self.mode or "*",
+            "digests": " ".join(digests),
+        }
+        return self._shell(before, assignments(variables), _positional(arguments), script("ask"))
 
     def give(self, arguments: Sequence[str], data: bytes) -> Command:
         """An archive for the program that the node has."""
@@ -124,25 +77,27 @@ class Way:
         data = archive(files, plain_below=0)
         if self.restricted:
             return Command(f"{self.restricted} {shlex.join([*arguments, '-'])}", data)
-        installed = shlex.quote(self.installed)
-        folder = shlex.quote(str(Path(self.installed).parent))
-        script = _CARRY.format(
-            install=_INSTALL.format(installed=installed, folder=folder) if install else "",
-            arguments=shlex.join(arguments) + (' "$d"' if bundle else ""),
-        )
-        return self._shell(script, data)
+        variables = {
+            "broken": _BROKEN,
+            "put": self.installed if install else "",
+            "with_bundle": "yes" if bundle else "",
+        }
+        text = (assignments(variables), _positional(arguments), script("unpack"), script("carry"))
+        return self._shell(*text, stdin=data)
 
     def uninstall(self, *, dry_run: bool) -> Command:
         """Removes the installed program."""
-        remove = "" if dry_run else 'rm -f "$f"; '
-        return self._shell(
-            f"f={shlex.quote(self.installed)}; removed=false; "
-            f'if [ -e "$f" ]; then {remove}removed=true; fi; echo "{{\\"ok\\": true, \\"removed\\": $removed}}"'
-        )
+        variables = {"installed": self.installed, "dry": "yes" if dry_run else ""}
+        return self._shell(assignments(variables), script("uninstall"))
 
-    def _shell(self, script: str, stdin: bytes = b"\n") -> Command:
+    def _shell(self, *text: str, stdin: bytes = b"\n") -> Command:
         keep = f"AKP_KEEP={self.keep}; export AKP_KEEP; " if self.keep else ""
-        return Command(f"AKP_STATE={shlex.quote(self.state_dir)}; export AKP_STATE; {keep}{script}", stdin)
+        return Command(f"AKP_STATE={shlex.quote(self.state_dir)}; export AKP_STATE; {keep}{''.join(text)}", stdin)
+
+
+def _positional(arguments: Sequence[str]) -> str:
+    """Shell that makes them "$@"."""
+    return f"set -- {shlex.join(arguments)}\n"
 
 
 @cache

@@ -7,12 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-# Prints a line for each, before the node program answers. One in another network namespace writes other tables. Without
-# any, this starts one process.
-LOOK = (
-    "for p in $(grep -lsx kube-proxy /proc/[0-9]*/comm); do p=${p%/comm}; "
-    '[ "$(readlink "$p/ns/net")" != "$(readlink /proc/self/ns/net)" ] || echo "{\\"kubeProxy\\": ${p#/proc/}}"; done; '
-)
+from .scripts import script
+
+# Prints a line for each, before the node program answers.
+LOOK = script("rival")
 _LINE = re.compile(r'\{"kubeProxy": ([1-9][0-9]{0,9})\}')
 _MOST = 20
 

@@ -35,9 +35,12 @@ class _TimeIsUp(BaseException):
 def limit_of(settings: Mapping[str, Any]) -> float:
     """Seconds for a whole task of a host with these variables, named without their prefix, and a grace."""
     numbers = (_number(settings.get(name), default) for name, default in _NUMBERS.items())
-    probes = settings.get("probes")
-    waiting = (_number(_timeout(each), 5) for each in (probes if isinstance(probes, list) else ()))
-    return sum(numbers) + sum(waiting) + GRACE_SECONDS
+    return sum(numbers) + probe_seconds(settings.get("probes")) + GRACE_SECONDS
+
+
+def probe_seconds(probes: Any) -> int:
+    """Seconds that probes, as a user lists them, may take."""
+    return sum(_number(_timeout(each), 5) for each in (probes if isinstance(probes, list) else ()))
 
 
 def _timeout(probe: Any) -> Any:

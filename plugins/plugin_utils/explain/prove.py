@@ -23,8 +23,9 @@ from typing import TypeAlias
 from .. import backends
 from ..addresses import any_contains, endpoint_text, family_of, is_loopback
 from ..backends.state import Fragment, State
+from ..proxy.port_view import PortView
 from ..proxy.traffic import Caller, Decision, Frontend, Reach, Traffic
-from ..proxy.view import FamilyView, NodeView, PortView
+from ..proxy.view import FamilyView, NodeView
 from .intent import Intent, Place
 from .nft_walk import NftWalker
 from .packet import End, Origin, Packet, Verdict

@@ -12,7 +12,7 @@ from typing import Any
 from ..addresses import endpoint_text
 from ..ledger import FILE, entries
 from ..proxy.endpoints import Endpoint
-from ..proxy.view import PortView
+from ..proxy.port_view import PortView
 from .intent import Intent
 from .question import known_service
 

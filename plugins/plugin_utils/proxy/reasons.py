@@ -8,8 +8,8 @@ import dataclasses
 import enum
 
 from .endpoints import Endpoint
+from .port_view import PortView
 from .topology import topology_of
-from .view import PortView
 
 
 class Reason(enum.Enum):

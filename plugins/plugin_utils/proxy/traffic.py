@@ -13,7 +13,8 @@ import enum
 
 from ..addresses import any_contains, contains, is_loopback
 from .endpoints import Endpoint
-from .view import FamilyView, NodeView, PortView
+from .port_view import PortView
+from .view import FamilyView, NodeView
 
 
 class Reach(enum.Enum):

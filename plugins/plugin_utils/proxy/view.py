@@ -3,7 +3,7 @@
 """The node's view of the cluster: all decisions made, nothing written down yet.
 
 Most of a cluster looks the same from every node. A service port whose endpoints do not depend on the node has one
-PortView for all of them, so whoever writes it down can do that once and remember it by identity.
+PortView for all of them, so a backend can write it down once and remember it by identity.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ..addresses import FAMILIES, Family, any_contains, family_of
 from ..cluster.snapshot import EndpointSlice, Service, Snapshot
-from .budget import BUNDLE_BYTES, beyond, bytes_of
+from .budget import BUNDLE_BYTES, beyond
 from .claims import age
 from .config import ProxyConfig
 from .endpoints import Endpoint, ServicePortKey, merge_slices
@@ -27,83 +27,12 @@ from .facts import (
     node_ips,
     node_port_addresses,
 )
-from .limits import ENDPOINTS_PER_PORT, ENTRIES_PER_SERVICE, MOST_TOLD
+from .limits import ENDPOINTS_PER_PORT, MOST_TOLD
+from .port_view import PortView, PortViews, too_much
 from .services import ServicePort, service_ports
-from .topology import Selection, select_endpoints
 from .warned import Warned
 
 ServiceName: TypeAlias = tuple[str, str]  # namespace, name
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class PortView:
-    """A service port and the endpoints that a node uses for it."""
-
-    port: ServicePort
-    endpoints: tuple[Endpoint, ...]  # all of them, whatever their conditions
-    selection: Selection
-
-    @property
-    def has_internal(self) -> bool:
-        """Whether traffic to the cluster IP finds an endpoint here."""
-        return self.selection.has_any and not (self.port.internal_policy_local and not self.selection.local)
-
-    @property
-    def has_external(self) -> bool:
-        """Whether traffic from outside finds an endpoint here."""
-        return self.selection.has_any and not (self.port.external_policy_local and not self.selection.local)
-
-    @property
-    def uses_cluster_chain(self) -> bool:
-        """Whether something dispatches to the cluster's endpoints."""
-        return bool(self.selection.cluster) and self.port.uses_cluster
-
-    @property
-    def uses_local_chain(self) -> bool:
-        """Whether something dispatches to the node's own endpoints."""
-        return bool(self.selection.local) and self.port.uses_local
-
-    @property
-    def uses_external_chain(self) -> bool:
-        """Whether external destinations are dispatched at all; that they find an endpoint here is another matter."""
-        return self.selection.has_any and self.port.externally_accessible
-
-
-class _PortViews:
-    """The views of one service port from all nodes, each made once."""
-
-    def __init__(self, port: ServicePort, endpoints: tuple[Endpoint, ...], mode: str) -> None:
-        self.port = port
-        self.endpoints = endpoints
-        frontends = 1 + len(port.external_ips) + len(port.load_balancer_vips) + bool(port.node_port)
-        self.entries = frontends * (1 + len(endpoints)) + len(port.load_balancer_vips) * len(port.source_ranges)
-        self.bytes = bytes_of(port, frontends, len(endpoints), mode)
-        self.node_names = {endpoint.node_name for endpoint in endpoints}
-        self._views: dict[tuple[str | None, str | None], PortView] = {}
-        hinted = port.uses_cluster and any(e.node_hints or e.zone_hints for e in endpoints)
-        nodes = {e.node_name for e in endpoints} if port.uses_local else set()
-        self._nodes = nodes.union(*(e.node_hints for e in endpoints)) if hinted else nodes
-        self._zones = frozenset().union(*(e.zone_hints for e in endpoints)) if hinted else frozenset()
-        self.shared = None if self._nodes or self._zones else self.view(None, None)
-
-    def view(self, node_name: str | None, zone: str | None) -> PortView:
-        """The view of a node. Nodes that no endpoint and no hint names all see the same."""
-        key = (node_name if node_name in self._nodes else None, zone if zone in self._zones else None)
-        known = self._views.get(key)
-        if known is None:
-            selection = select_endpoints(
-                self.endpoints,
-                uses_cluster=self.port.uses_cluster,
-                uses_local=self.port.uses_local,
-                node_name=key[0],
-                zone=key[1],
-            )
-            known = self._views[key] = PortView(self.port, self.endpoints, selection)
-        return known
-
-    def views(self) -> Iterable[PortView]:
-        """Those that were made so far."""
-        return self._views.values()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,8 +95,8 @@ class ClusterView:
         }
         self._places: dict[Family, dict[ServiceName, tuple[int, tuple[ServicePort, ...]]]] = {}
         self._oversized: list[str] = []  # Services, and what of each is too much
-        self._refused: dict[Family, list[_PortViews]] = {family: [] for family in FAMILIES}  # those of such Services
-        self._views: dict[Family, list[_PortViews]] = {}
+        self._refused: dict[Family, list[PortViews]] = {family: [] for family in FAMILIES}  # those of such Services
+        self._views: dict[Family, list[PortViews]] = {}
         for family in FAMILIES:
             stepped = self._stepped_views(family, before, changed) if before and same_services else None
             self._views[family] = self._port_views(family, before) if stepped is None else stepped
@@ -205,27 +134,27 @@ class ClusterView:
             for service in self._snapshot.services
         ]
 
-    def _port_views(self, family: Family, before: ClusterView | None) -> list[_PortViews]:
+    def _port_views(self, family: Family, before: ClusterView | None) -> list[PortViews]:
         known = {id(each.port): each for each in (*before._views[family], *before._refused[family])} if before else {}
         merged = self._endpoints[family]
-        made: list[_PortViews] = []
+        made: list[PortViews] = []
         for ports in self._ports[family]:
             first, entries = len(made), 0
             for port in ports:
                 endpoints = merged.get((port.namespace, port.name, port.port_name, port.protocol), ())
                 views = known.get(id(port))
                 if views is None or views.endpoints is not endpoints:
-                    views = _PortViews(port, endpoints, self._config.mode)
+                    views = PortViews(port, endpoints, self._config.mode)
                 made.append(views)
                 entries += views.entries
-            if entries > ENDPOINTS_PER_PORT and (reason := _too_much(made[first:], entries)):
+            if entries > ENDPOINTS_PER_PORT and (reason := too_much(made[first:], entries)):
                 name = f"Service/{ports[0].namespace}/{ports[0].name}"
                 self._oversized.append(f"{name}: {reason}, in {family.value}; it is left out")
                 self._refused[family] += made[first:]
                 del made[first:]
         return made
 
-    def _stepped_views(self, family: Family, before: ClusterView, changed: set[ServiceName]) -> list[_PortViews] | None:
+    def _stepped_views(self, family: Family, before: ClusterView, changed: set[ServiceName]) -> list[PortViews] | None:
         """Those of before, but for Services with other endpoints; None if all have to be looked at."""
         if before._refused[family]:
             return None
@@ -237,7 +166,7 @@ class ClusterView:
             for index, port in enumerate(ports, first):
                 endpoints = merged.get((port.namespace, port.name, port.port_name, port.protocol), ())
                 if made[index].endpoints is not endpoints:
-                    made[index] = _PortViews(port, endpoints, self._config.mode)
+                    made[index] = PortViews(port, endpoints, self._config.mode)
                 entries += made[index].entries
             if entries > ENDPOINTS_PER_PORT:
                 return None
@@ -383,19 +312,7 @@ def _sorted_ports(service: Service, family: Family, config: ProxyConfig) -> tupl
     return tuple(sorted(service_ports(service, family, config), key=lambda port: (port.port_name, port.protocol)))
 
 
-def _too_much(views: Iterable[_PortViews], entries: int) -> str:
-    """What one Service has in one family that is more than a node takes; empty if it is not."""
-    largest = max(views, key=lambda each: len(each.endpoints))
-    for count, most, what in (
-        (len(largest.endpoints), ENDPOINTS_PER_PORT, f"endpoints of port {largest.port.port}"),
-        (entries, ENTRIES_PER_SERVICE, "entries, which are its frontends times their endpoints, and its source ranges"),
-    ):
-        if count > most:
-            return f"has {count:,} {what}, more than {most:,}"
-    return ""
-
-
-def _located(views: Iterable[_PortViews]) -> dict[str, list[int]]:
+def _located(views: Iterable[PortViews]) -> dict[str, list[int]]:
     """Node name -> the positions of service ports with an endpoint there."""
     found: dict[str, list[int]] = {}
     for index, each in enumerate(views):

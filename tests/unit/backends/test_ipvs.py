@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.backends import ipvs
+from agentless_kube_proxy.backends import ipvs, ipvs_file
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.cluster.objects import SCHEDULERS
 from agentless_kube_proxy.proxy.compat import COMPATS
@@ -377,7 +377,7 @@ def test_one_endpoint_more_changes_its_virtual_servers_and_nothing_else() -> Non
         slice_of("web", endpoint("10.244.2.5", node="n2"), endpoint("10.244.2.6", node="n2")),
     )
     change = delta(before, after)
-    written = dict(ipvs.delta_files(change, after))
+    written = dict(ipvs_file.delta_files(change, after))
     assert set(written) == {"iptables.rules", "ip6tables.rules", "ipvs-2-endpoints.rules", "services.jsonl"}
     assert written["ipvs-2-endpoints.rules"] == "-a -t 10.96.7.7:80 -r 10.244.2.6:8080 -m -w 1\n"
     assert [line for line in written["iptables.rules"].splitlines() if line.startswith(("-A", "-I"))] == [
@@ -386,7 +386,7 @@ def test_one_endpoint_more_changes_its_virtual_servers_and_nothing_else() -> Non
 
 
 def change(before: State, after: State) -> dict[str, str]:
-    return dict(ipvs.delta_files(delta(before, after), after))
+    return dict(ipvs_file.delta_files(delta(before, after), after))
 
 
 def test_a_service_that_goes_is_deleted_by_its_virtual_servers_and_taken_from_the_sets() -> None:
@@ -428,7 +428,7 @@ def test_a_set_that_must_be_made_anew_takes_a_whole_bundle(monkeypatch: pytest.M
 
 def test_files_of_endpoints_hold_real_servers_and_loops_and_no_more() -> None:
     state = write(NODE, service(), slice_of("web", endpoint("10.244.1.5", node="n1")))
-    files = dict(ipvs.files(state))
+    files = dict(ipvs_file.files(state))
     assert files["ipset-2-endpoints.rules"] == "add KUBE-LOOP-BACK 10.244.1.5,tcp:8080,10.244.1.5\n"
     assert files["ipvs-2-endpoints.rules"] == "-a -t 10.96.7.7:80 -r 10.244.1.5:8080 -m -w 1\n"
     assert "10.244.1.5" not in files["ipset-1-frontends.rules"] + files["ipvs-1-frontends.rules"]

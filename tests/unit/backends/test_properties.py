@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.common import ALLOW_FILE, allow_file
-from agentless_kube_proxy.backends.iptables import marker_chain
+from agentless_kube_proxy.backends.iptables_file import marker_chain
 from agentless_kube_proxy.backends.state import State, delta
 from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.proxy.config import ProxyConfig

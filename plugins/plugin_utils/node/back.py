@@ -1,0 +1,93 @@
+# Copyright (c) the agentless.kube_proxy authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""States `restored`, `rolled_back` and `absent`: what was applied last, what was applied before, nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..bundle.manifest import FILE
+from ..plan.held import replayed
+from ..plan.past import NotKnown, generation_at, parse_time
+from ..tasks.directory import read_json
+from .apply import apply
+from .confirm import send
+from .errors import AsBefore, NotDone
+from .gather import gather
+from .outcome import outcome
+from .visit import Visit
+
+
+def restore(visit: Visit) -> dict[str, Any]:
+    """Apply again what was applied last, whatever has changed on the node since; the cluster is not asked."""
+    known, status = visit.known, visit.status
+    if visit.check:
+        intact = gather(visit)["intact"]
+        return {"changed": not intact, "node": visit.name, "generation": status.get("generation")}
+    if known.get("recorded") and not status.get("generation"):
+        return _give_again(visit, known["recorded"])
+    visit.tried = True
+    answer = visit.ask(["restore", "--verify"])
+    return outcome(visit, answer, (), (), status.get("differences") or ())
+
+
+def _give_again(visit: Visit, generation: str) -> dict[str, Any]:
+    """A node that lost its own copy gets the one of the control host, if that is still the same."""
+    manifest = read_json(visit.work.bundles / visit.name / FILE) or {}
+    if manifest.get("generation") != generation:
+        raise NotDone(
+            f"{visit.host} has lost generation {generation}, and the bundle of it is not here any more either: "
+            "a run of sync_services gives it the present one"
+        )
+    return apply(visit)
+
+
+def roll_back(visit: Visit) -> dict[str, Any]:
+    """Go back to the bundle before, or to a kept one."""
+    arguments = ["rollback", *(["--dry-run"] if visit.check else [])]
+    status = visit.status
+    wanted = visit.request.generation or _at(visit, status)
+    operand = [wanted] if wanted else []
+    there = status.get("generation")
+    before = visit.held(there) if there else replayed(visit.ask(["show"]).lines)
+    answer = send(visit, arguments, lambda all_: visit.way.ask([*all_, *operand]))
+    if answer.needs_program:
+        answer = send(visit, arguments, lambda all_: visit.carrying.carry([*all_, *operand]))
+    visit.remember(answer)
+    goal = str(answer.required("generation"))
+    after = replayed(visit.ask(["show", goal]).lines) if visit.check else visit.held(goal)
+    return outcome(visit, answer, before, after, ())
+
+
+def _at(visit: Visit, status: Mapping[str, Any]) -> str:
+    """The generation that the host had at the time that is asked for, if one is, and if the node keeps it."""
+    if not visit.request.time:
+        return ""
+    try:
+        when = parse_time(visit.request.time)
+        wanted = generation_at(visit.ledger, visit.host, when)
+    except NotKnown as error:
+        raise AsBefore(f"{error}; nothing was changed") from None
+    kept = status.get("kept") or []
+    if wanted not in (*kept, status.get("generation")):
+        had = f"generation {wanted}" if wanted else "nothing applied"
+        raise AsBefore(
+            f"at {when:%Y-%m-%d %H:%M:%SZ}, {visit.host} had {had}, and it keeps {', '.join(kept) or 'nothing'}: "
+            "kube_proxy_keep says how many states a node keeps. Nothing was changed"
+        )
+    return wanted
+
+
+def clean_up(visit: Visit) -> dict[str, Any]:
+    """Take away everything that was ever applied."""
+    there = visit.status.get("generation")
+    before = visit.held(there)
+    visit.tried = True
+    told = outcome(visit, visit.ask(["cleanup", *(["--dry-run"] if visit.check else [])]), before, (), ())
+    told["previous"] = told["previous"] or there
+    if visit.request.install and not visit.way.restricted:
+        told["changed"] |= bool(visit.answer(visit.way.uninstall(dry_run=visit.check)).required("removed"))
+    if not visit.check:
+        visit.work.answer_file(visit.host).unlink(missing_ok=True)
+    return told
