@@ -94,6 +94,7 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
         from ..cluster.watch import Watch
         from ..plan.consent import Consent
         from ..watch.loop import Follower
+        from ..watch.measured import Measured
 
         cluster = str(settings.get("cluster_name") or "default")
         directory = inventory.directory.make()
@@ -106,8 +107,7 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
             directory,
             choices=_choices,
             consent=Consent(directory, settings),
-            cluster=cluster,
-            textfile=Path(textfile).expanduser() if textfile else None,
+            measured=Measured(directory, cluster, Path(textfile).expanduser() if textfile else None),
             say=_say_json if json_lines else _say_text,
         )
     except BaseException:
