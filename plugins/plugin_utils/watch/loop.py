@@ -42,7 +42,7 @@ from .measured import Measured
 from .parcels import Parcels
 from .removals import Removals
 from .results import failed
-from .turn import Turn
+from .turn import Leadership, Turn
 from .vocabulary import Ask, Begun, Confirm, Push, Touched
 
 # What ends the loop: nothing can be carried or signed any more.
@@ -73,6 +73,7 @@ class Follower:
         choices: Callable[[Mapping[str, Any]], Choices],
         consent: Consent,
         measured: Measured,
+        election: Leadership | None = None,
         say: Callable[..., None],
     ) -> None:
         self._watch, self._carrier, self._directory = watch, carrier, directory
@@ -81,7 +82,7 @@ class Follower:
         frontends = Frontends(directory.frontends)
         self._desired = Desired(consent, frontends, say)
         self._removals = Removals(directory, frontends, self._desired, say)
-        self._turn = Turn(Lock(directory.path / "schedule" / "lock"), consent, say)
+        self._turn = Turn(Lock(directory.path / "schedule" / "lock"), consent, election, say)
         self._parcels = Parcels(directory, consent)
         self._trouble = ApiTrouble(watch, say)
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -246,9 +247,9 @@ class Follower:
     def _serve(self, host: Host, now: float) -> None:
         """Give a host what it needs now."""
         task = due(host, now)
-        if isinstance(task, Push) and self._removals.refuse(self._fleet):
-            # An operator may give the host what it shall have.
-            task = due(host, now, may_push=False)
+        if isinstance(task, Push) and not self._may_push():
+            # Others may give the host what it shall have: it is asked from time to time.
+            task = due(self._fleet[host.name], now, may_push=False)
         match task:
             case Ask():
                 self._fleet.step(host.name, Begun(task))
@@ -256,12 +257,12 @@ class Follower:
                 self._carrier.submit(host.name, arguments, patience=0.0 if task.urgent else CHECK_SECONDS)
             case Confirm():
                 self._confirm(host, task, 0.0 if task.urgent else CONFIRM_SECONDS)
-            case Push() if self._may_push():
+            case Push():
                 self._push(host, task)
 
     def _may_push(self) -> bool:
-        """Whether it is our turn. If others had theirs, every host is asked first what they left."""
-        if not self._turn.take():
+        """Whether no host would lose too much, and it is our turn. If others had theirs, hosts are asked first."""
+        if self._removals.refuse(self._fleet) or not self._turn.take():
             return False
         if self._turn.returned():
             for host in self._fleet:
@@ -299,6 +300,9 @@ class Follower:
             self._carrier.refresh()
         if self._consent.renewed and self._desired.update is not None and self._desired.choices is not None:
             self._recompute(Change("what was approved", time.time()))
+        if self._turn.tell():
+            # What has not begun is the next leader's.
+            self._carrier.cancel()
         self._trouble.tell()
         self._write_metrics()
 

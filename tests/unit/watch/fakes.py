@@ -130,7 +130,7 @@ class FakeCarrier:
 class Running:
     """A follower in a thread of its own."""
 
-    def __init__(self, path: Path, nodes: Mapping[str, FakeNode], **settings: Any) -> None:
+    def __init__(self, path: Path, nodes: Mapping[str, FakeNode], election: Any = None, **settings: Any) -> None:
         self.directory = WorkDirectory(path).make()
         self.watch, self.said = FakeWatch(), list[tuple[str, dict[str, Any]]]()
         self.carrier = FakeCarrier(self.directory, nodes, settings)
@@ -143,6 +143,7 @@ class Running:
             choices=lambda settings: Choices.of({"config": config, **settings}),
             consent=Consent(self.directory, {}),
             measured=Measured(self.directory, "default", path),
+            election=election,
             say=lambda event, **fields: self.said.append((event, fields)),
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
