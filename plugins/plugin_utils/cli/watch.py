@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import signal
@@ -31,6 +32,7 @@ _VARIABLES = {
     "cluster_name": "kube_proxy_cluster_name",
     "dir": "kube_proxy_dir",
     "textfile": "kube_proxy_textfile",
+    "lease": "kube_proxy_lease",
 }
 
 
@@ -49,6 +51,7 @@ def _own_options(parser: argparse.ArgumentParser) -> None:
         ("--cluster-name", "NAME", "keeps the working directories of several clusters apart"),
         ("--dir", "DIR", "working directory"),
         ("--textfile", "DIR", "directory for Prometheus metrics, as node_exporter's textfile collector reads them"),
+        ("--lease", "NAMESPACE/NAME", "a Lease in the cluster: of all that name it, one leads, and the others wait"),
     ):
         name = _VARIABLES[option.removeprefix("--").replace("-", "_")]
         own.add_argument(option, metavar=variable, help=f"{text} [{name}]")
@@ -91,23 +94,28 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
         from ..bundle.release import SigningFailed
         from ..cluster.access import Access
         from ..cluster.api import ApiError, connect
+        from ..cluster.lease import LeaseObject
         from ..cluster.watch import Watch
         from ..plan.consent import Consent
+        from ..watch.election import REQUEST_SECONDS, Election
         from ..watch.loop import Follower
+        from ..watch.measured import Measured
 
         cluster = str(settings.get("cluster_name") or "default")
         directory = inventory.directory.make()
         access = Access.of(_access(settings))
         textfile = settings.get("textfile")
         watch = Watch(lambda: connect(access, timeout=float(settings.get("api_timeout") or 60)))
+        lease = str(settings.get("lease") or "")
+        election = Election(LeaseObject(access, lease, timeout=REQUEST_SECONDS)) if lease else None
         follower = Follower(
             watch,
             carrier,
             directory,
             choices=_choices,
             consent=Consent(directory, settings),
-            cluster=cluster,
-            textfile=Path(textfile).expanduser() if textfile else None,
+            measured=Measured(directory, cluster, Path(textfile).expanduser() if textfile else None),
+            election=election,
             say=_say_json if json_lines else _say_text,
         )
     except BaseException:
@@ -117,7 +125,7 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
         signal.signal(number, lambda _number, _frame: follower.stop())
     signal.signal(signal.SIGHUP, lambda _number, _frame: follower.reload())
     try:
-        with watch:
+        with election or contextlib.nullcontext(), watch:
             follower.run()
     except (ApiError, CarrierGone, SigningFailed) as error:
         print(visible(f"akp: {error}"), file=sys.stderr)
@@ -178,6 +186,8 @@ _TEXTS: dict[str, Any] = {
     "api": lambda f: f"the API server: {f.get('problem') or f['what']}",
     "inventory": lambda f: f["problem"],
     "configuration": lambda f: f"the configuration is not used: {f['problem']}",
+    "leads": lambda _f: "this host leads",
+    "follows": lambda f: f"this host does not lead: {f['problem']}",
     "waiting": lambda f: f"waiting: {f['problem']}",
     "metrics": lambda f: f"metrics are not written: {f['problem']}",
     "ending": lambda f: f"ending, after what is under way: {', '.join(f['waiting_for'])}",

@@ -135,8 +135,18 @@ class Transport:
 
     def get(self, path: str, timeout: float) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and the whole body, within limits of time and size."""
+        return self._whole(path, timeout, "GET", None)
+
+    def put(self, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
+        """Replace an object by one in JSON; status and body of the answer."""
+        status, _headers, answer = self._whole(path, timeout, "PUT", body)
+        return status, answer
+
+    def _whole(
+        self, path: str, timeout: float, method: str, sent: bytes | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
         with self._errors():
-            answer = self._answer(path, timeout)
+            answer = self._answer(path, timeout, method, sent)
             try:
                 body = b"".join(_chunks(answer, timeout * _WHOLE_TIMEOUTS, _LARGEST_BODY))
             finally:
@@ -156,11 +166,15 @@ class Transport:
                 # A watch that is left early has an open end: its connection cannot be used again.
                 answer.close()
 
-    def _answer(self, path: str, timeout: float) -> Any:
+    def _answer(self, path: str, timeout: float, method: str = "GET", sent: bytes | None = None) -> Any:
+        headers = self._all_headers()
+        if sent is not None:
+            headers["Content-Type"] = "application/json"
         answer = self._pool.request(
-            "GET",
+            method,
             self.url + path,
-            headers=self._all_headers(),
+            body=sent,
+            headers=headers,
             timeout=self._urllib3.Timeout(connect=min(timeout, 10.0), read=timeout),
             retries=False,
             redirect=False,

@@ -36,6 +36,7 @@ LIST_SECONDS = 900.0
 ATTEMPTS = 5
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
+AGENT = f"agentless-kube-proxy/{__version__}"
 Query: TypeAlias = list[tuple[str, str]]
 _EVENTS = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
 _RETRIED = (408, 429, 500, 502, 503, 504)
@@ -354,7 +355,7 @@ def _check_names(item: dict[str, Any]) -> None:
 
 def connect(access: Access, *, timeout: float = 60.0) -> Api:
     """A connection with the credentials that the user has."""
-    return Api(open_transport(access, f"agentless-kube-proxy/{__version__}"), timeout=timeout)
+    return Api(open_transport(access, AGENT), timeout=timeout)
 
 
 def refusal(url: str, resource: Resource, verb: str, status: int, data: bytes) -> ApiError:

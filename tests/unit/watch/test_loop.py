@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from agentless_kube_proxy.plan.consent import Consent
 from agentless_kube_proxy.tasks.directory import WorkDirectory
 from agentless_kube_proxy.tasks.notes import CONTROL, About
 from agentless_kube_proxy.watch.loop import Follower
+from agentless_kube_proxy.watch.measured import Measured
+from agentless_kube_proxy.watch.vocabulary import Touched
 
 from tests.unit.build import document, node, service, slice_of, snapshot
 
@@ -54,6 +57,7 @@ class Following:
             self.directory,
             choices=lambda settings: Choices.of({"config": document(clusterCIDR="10.244.0.0/16"), **settings}),
             consent=Consent(self.directory, {}),
+            measured=Measured(self.directory, "default", None),
             say=lambda event, **fields: self.said.append((event, fields)),
         )
         self.settings(**{"max_removed_percent": 50, **settings})
@@ -66,19 +70,19 @@ class Following:
         """Something happens, and everything that follows from it."""
         if event:
             self._follower._events.put(event)
-        self._follower._turn(0)
+        self._follower._once(0)
         for _each in range(100):
             if not self.hosts.tasks:
                 break
             host, arguments = self.hosts.tasks.pop(0)
             self._follower._events.put(("answer", {"host": host, "result": self._result(host, arguments)}))
-            self._follower._turn(0)
+            self._follower._once(0)
 
     def _result(self, host: str, arguments: dict[str, Any]) -> Any:
         if host in self.hosts.answers:
             return self.hosts.answers[host]
         if arguments["state"] == "applied":
-            wanted = self._follower._hosts[host].wanted
+            wanted = self._follower._fleet[host].desired
             assert wanted is not None
             self.hosts.applied[host] = wanted.generation
             return {"generation": wanted.generation, "changed": True}
@@ -88,7 +92,7 @@ class Following:
 
     def ask(self, host: str) -> None:
         """It is time to ask a host what it has."""
-        self._follower._hosts[host].ask = True
+        self._follower._fleet.step(host, Touched())
         self._turn()
 
     @property
@@ -98,12 +102,13 @@ class Following:
 
     def recover(self, host: str) -> None:
         """The pause after failures is over."""
-        self._follower._hosts[host].retry_at = 0.0
+        hosts = self._follower._fleet._hosts
+        hosts[host] = dataclasses.replace(hosts[host], resume_at=0.0)
         self.ask(host)
 
     def give(self, host: str) -> None:
         """Somebody else gives a host what it shall have, as sync_services does."""
-        wanted = self._follower._hosts[host].wanted
+        wanted = self._follower._fleet[host].desired
         assert wanted is not None
         self.hosts.applied[host] = wanted.generation
         self.ask(host)
