@@ -115,7 +115,7 @@ def _wanted(args: argparse.Namespace, source: Source, node: Node, destination: D
         return None
     own = {ip for _sort, ip in node.addresses}
     ports = frozenset({destination.port} if destination.port else ())
-    who = args.sender.rpartition("/")[2]
+    who = parse_ip(args.sender.strip("[]")) or args.sender.rpartition("/")[2]
     addresses = frozenset({destination.address, *own} - {""})
     return Wanted(addresses, ports, destination.service, who, counted=config.mode == "iptables")
 

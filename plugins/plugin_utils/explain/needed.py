@@ -99,15 +99,15 @@ def _concerns(service: Object, wanted: Wanted) -> bool:
         spec = service.get("spec") or {}
         if _name(service) == wanted.service:
             return True
-        if spec.get("clusterIP") in wanted.addresses or spec.get("healthCheckNodePort") in wanted.ports:
+        if spec.get("healthCheckNodePort") in wanted.ports:
             return True
         if any(port.get("nodePort") in wanted.ports for port in spec.get("ports") or ()):
             return True
         ingress = (service.get("status") or {}).get("loadBalancer") or {}
-        claimed = [*(spec.get("clusterIPs") or ()), *(spec.get("externalIPs") or ())]
+        claimed = [spec.get("clusterIP") or "", *(spec.get("clusterIPs") or ()), *(spec.get("externalIPs") or ())]
         claimed += [entry["ip"] for entry in ingress.get("ingress") or () if entry.get("ip")]
-        # An address of IPv6 can be written in many ways.
-        return not wanted.addresses.isdisjoint(parse_ip(each) if ":" in each else each for each in claimed)
+        # An address can be written in many ways.
+        return not wanted.addresses.isdisjoint(map(parse_ip, claimed))
     except (AttributeError, TypeError):
         return True
 
@@ -118,9 +118,17 @@ def _names(slice_: Object, sender: str) -> bool:
     if not sender or not isinstance(endpoints, list):
         return False
     try:
-        return any(sender in (each["addresses"][0], (each.get("targetRef") or {}).get("name")) for each in endpoints)
+        return any(
+            (ref := each.get("targetRef")) and ref["name"] == sender or _is(each["addresses"][0], sender)
+            for each in endpoints
+        )
     except (AttributeError, LookupError, TypeError):
         return True
+
+
+def _is(written: str, address: str) -> bool:
+    """Whether an address is the same, however it is written; few end alike, and only these are taken apart."""
+    return written == address or (written[-1:].lower() == address[-1:] and parse_ip(written) == address)
 
 
 def _some_others(
