@@ -15,7 +15,6 @@ import io
 import ipaddress
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,8 @@ from tests.lab.program import PROGRAM, PROGRAMS
 
 from .draw import Cluster, cluster
 from .namespaces import Node, World
-from .run import stop_on_term
 from .packets import AT_ONCE, CALLER, LOOPBACK, ROUNDS, Probe, Side, probes
+from .run import stop_on_term
 from .side import Network
 
 MOST_SEEN = 12  # of more endpoints than these, not all can be met
@@ -134,7 +133,7 @@ def _who(address: str) -> str:
     return f"{ip.strip('[]')} {port}"
 
 
-def callers(drawn: Cluster, node: Node) -> Iterator[Probe]:
+def callers(drawn: Cluster) -> Iterator[Probe]:
     """The probes of the twins, and endpoints of this node that call their own Services."""
     networks = [ipaddress.ip_network(cidr) for cidr in drawn.pod_cidrs]
     bridged = drawn.config.get("detectLocalMode") == "BridgeInterface"  # these pods are on no bridge
@@ -168,7 +167,7 @@ async def surprises(drawn: Cluster, files: Files, node: Node) -> tuple[int, list
                 return None
         return Surprise(probe, question, said, found)
 
-    chosen = list(callers(drawn, node))
+    chosen = list(callers(drawn))
     try:
         ended = await asyncio.gather(*(settle(probe) for probe in chosen))
     finally:

@@ -8,8 +8,8 @@
     ipvs      text of ipvsadm -Sn
     nft_text  commands of nft, or what nft list prints, as chains, sets and maps
     nft_rule  one rule of nft, as statements
-    walk      the hooks of the kernel in order, with iptables and ipvs
-    nft_walk  the same with nft
+    walk      the hooks of the kernel in order
+    iptables_walk, nft_walk  the same with tables of iptables and virtual servers, and with nft
     ruleset   which files are read by what
 
 These know nothing of what wrote the text. The rest asks them, and compares with the decisions of `proxy`:
