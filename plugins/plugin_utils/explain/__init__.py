@@ -15,6 +15,7 @@
 These know nothing of what wrote the text. The rest asks them, and compares with the decisions of `proxy`:
 
     intent    a node as it is meant to be
+    links     the source address of what a node sends
     needed    the objects of a cluster that a question depends on
     question  who sends what to whom, as people ask it
     answer    the way of a packet, and why, as data

@@ -16,6 +16,7 @@ from ..cluster.snapshot import Snapshot
 from ..engine import Engine
 from ..proxy.traffic import Traffic
 from ..proxy.view import FamilyView, NodeView
+from .links import Link, links_of, source_among
 from .packet import Origin, Packet
 from .ruleset import Ruleset
 from .walk import Walker
@@ -45,7 +46,8 @@ class Intent:
         if only is not None:
             families = tuple(_narrowed(each, only) for each in view.families)
             view = dataclasses.replace(view, families=families)
-        return Place(view, Ruleset(dict(backends.files(self.renderer.state(view))), view.config.mode))
+        rules = Ruleset(dict(backends.files(self.renderer.state(view))), view.config.mode)
+        return Place(view, rules, links_of(self._facts.get(node)))
 
 
 def _narrowed(family: FamilyView, only: Container[tuple[str, str]]) -> FamilyView:
@@ -63,6 +65,7 @@ class Place:
 
     view: NodeView
     rules: Ruleset
+    links: tuple[Link, ...] = ()  # with the networks around the node's addresses, where they are known
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -92,6 +95,8 @@ class Place:
         if self.walkers[family].host.is_local(destination):
             return destination
         told = self.families[family].node_ip
+        if told in self.addresses and (chosen := source_among(self.links, told, destination)):
+            return chosen
         own = sorted(ip for ip in self.addresses if family_of(ip) is family and not is_loopback(ip))
         # What the Node object tells may be the address of a gateway in front of it.
         return told if told in self.addresses or not own else own[0]
