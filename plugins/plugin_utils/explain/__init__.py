@@ -23,5 +23,6 @@ These know nothing of what wrote the text. The rest asks them, and compares with
     compare   where the rules of a kernel differ from those that were meant
     service   everything about one Service
     prove     every frontend of every node
+    claims    what a proof claims, and what does not hold
     overlaps  addresses that have two owners
 """

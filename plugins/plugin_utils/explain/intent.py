@@ -14,6 +14,7 @@ from ..addresses import FAMILIES, Family, family_of, is_loopback
 from ..choices import Choices
 from ..cluster.snapshot import Snapshot
 from ..engine import Engine
+from ..proxy.policy import NOTHING, Known
 from ..proxy.traffic import Traffic
 from ..proxy.view import FamilyView, NodeView
 from .links import Link, links_of, source_among
@@ -25,10 +26,13 @@ from .walk import Walker
 class Intent:
     """The views and states of the nodes of a cluster."""
 
-    def __init__(self, snapshot: Snapshot, choices: Choices, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, choices: Choices, facts: Mapping[str, Mapping[str, Any]], known: Known = NOTHING
+    ) -> None:
         self._engine = Engine(choices)
-        self._engine.update(snapshot)
+        self._engine.update(snapshot, known)
         self._facts = facts
+        self.mode = choices.proxy.mode
         self.renderer = self._engine.renderer
 
     @property
