@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import p
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.bundles import Outcome, Target, render, target
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.coverage import without_host
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.proof import refuse_unproved
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.removal_limit import Frontends, refuse_shrinkage
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.report import limited, plan_snapshot
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.proxy.warned import Warned
@@ -50,6 +51,7 @@ class ActionModule(ControlAction):
         "digest": "kube_proxy_snapshot_digest",
         **LEDGER_VARIABLES,
         "max_removed_percent": "kube_proxy_max_removed_percent",
+        "prove": "kube_proxy_prove",
         "plan": "kube_proxy_plan",
         "plan_digest": "kube_proxy_plan_digest",
         "planning": "kube_proxy_planning",
@@ -100,6 +102,9 @@ class ActionModule(ControlAction):
             _compare_with_plan(approved.plan, snapshot, targets or (), outcome)
         steps = _steps(targets or (), outcome)
         refuse_shrinkage(frontends, steps, options["max_removed_percent"])
+        if options["prove"]:
+            for cluster, its in clusters:
+                _prove(cluster, choices, targets if its is None else its, steps)
         if not planning:
             self._agreed(options, directory, approved, frontends, steps, outcome)
         steps = _steps(targets or (), outcome)
@@ -212,6 +217,13 @@ def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, 
         for each in targets
         if each.host in outcome.stale and each.host not in outcome.errors
     }
+
+
+def _prove(snapshot: Path, choices: Choices, targets: Iterable[Target] | None, steps: Container[str]) -> None:
+    """Stop unless what changes is proved."""
+    changing = [each for each in targets or () if each.host in steps]
+    facts = {each.node: each.facts for each in changing if each.facts}
+    without_collection(partial(refuse_unproved, snapshot, choices, facts, [each.node for each in changing]))
 
 
 def _compare_with_plan(plan: Mapping[str, Any], snapshot: Path, targets: Iterable[Target], outcome: Outcome) -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.errors import UserError, described
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.proof import refuse_unproved
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import (
     LEDGER_VARIABLES,
     RULE_VARIABLES,
@@ -20,6 +21,9 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base im
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directory import Stopwatch
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
+
+if TYPE_CHECKING:
+    from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.publish.publishing import Inputs, Report
 
 
 class ActionModule(ControlAction):
@@ -38,6 +42,7 @@ class ActionModule(ControlAction):
         "renew": "kube_proxy_publish_renew",
         "nodes": "kube_proxy_publish_nodes",
         "max_removed_percent": "kube_proxy_max_removed_percent",
+        "prove": "kube_proxy_prove",
     }
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -68,10 +73,11 @@ class ActionModule(ControlAction):
         auditor = TaskAuditor(directory, options, self.task_vars)
         audit = partial(auditor.write, "publish", snapshot=inputs.record.digest)
         percent = options["max_removed_percent"]
+        run = partial(publish, Publication(path, terms), history, inputs, nodes, percent, audit)
         try:
-            report = without_collection(
-                lambda: publish(Publication(path, terms), history, inputs, nodes, percent, audit, check=self.check)
-            )
+            if options["prove"]:
+                without_collection(lambda: _prove(inputs, run(check=True)))
+            report = without_collection(lambda: run(check=self.check))
         except (UserError, OSError) as error:
             raise AnsibleActionFail(described(error), result={"ledger": auditor.told}) from None
         times = watch.fields()
@@ -93,3 +99,9 @@ class ActionModule(ControlAction):
         }
         warnings = [*inputs.warnings, *(f"node {node} is not published: {why}" for node, why in report.errors.items())]
         return {**result, "warnings": warnings} if warnings else result
+
+
+def _prove(inputs: Inputs, report: Report) -> None:
+    """Stop unless what changes is proved."""
+    changing = [each.node for each in report.nodes if each.action == "changed"]
+    refuse_unproved(inputs.record, inputs.choices, inputs.facts, changing)

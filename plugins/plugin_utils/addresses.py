@@ -15,11 +15,6 @@ from typing import Any
 
 from .errors import UserError
 
-try:
-    import netaddr
-except ImportError:  # the documentation of a plugin can be read without it
-    netaddr = None  # type: ignore[assignment,unused-ignore]
-
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 _IPV4 = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
@@ -124,11 +119,14 @@ class MissingPackage(UserError):
 
 
 def _netaddr() -> Any:
-    if netaddr is None:
+    """The package, once it is needed: the documentation of a plugin can be read without it."""
+    try:
+        import netaddr
+    except ImportError as error:
         raise MissingPackage(
             "the Python package netaddr is missing; install it into the Python that runs this: "
             f"{sys.executable} -m pip install 'netaddr>=1.0'"
-        )
+        ) from error
     return netaddr
 
 

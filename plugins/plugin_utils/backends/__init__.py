@@ -4,16 +4,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 from ..errors import UserError
-from ..proxy.compat import COMPATS, DEFAULT_COMPAT, Compat
+from ..proxy.compat import COMPATS, DEFAULT_COMPAT
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
 from ..proxy.port_view import PortView
 from ..proxy.view import NodeView
-from . import iptables, iptables_file, ipvs, ipvs_file, nftables, nftables_file
 from .state import Delta, State
 
 
@@ -31,20 +30,16 @@ class Renderer(Protocol):
         """Views that nobody will ask for any more."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Backend:
-    """What a mode's module offers."""
-
-    renderer: Callable[[Compat], Renderer]
-    files: Callable[[State], Iterator[tuple[str, str]]]
-    delta_files: Callable[[Delta, State], Iterator[tuple[str, str]]]
-
-
+# Mode -> the modules that write its states and its files, loaded when the mode is used: a question needs one of them.
 _MODES = {
-    "iptables": _Backend(iptables.Renderer, iptables_file.files, iptables_file.delta_files),
-    "ipvs": _Backend(ipvs.Renderer, ipvs_file.files, ipvs_file.delta_files),
-    "nftables": _Backend(nftables.Renderer, nftables_file.files, nftables_file.delta_files),
+    "iptables": ("iptables", "iptables_file"),
+    "ipvs": ("ipvs", "ipvs_file"),
+    "nftables": ("nftables", "nftables_file"),
 }
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f".{name}", __name__)
 
 
 def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
@@ -57,14 +52,17 @@ def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
     for entry in config.node_port_addresses:
         if entry in NODE_PORT_KEYWORDS and entry not in profile.node_port_keywords:
             raise UnknownBackend(f"nodePortAddresses: kube-proxy {compat} does not know the keyword {entry}")
-    return _MODES[config.mode].renderer(profile)
+    found: Renderer = _module(_MODES[config.mode][0]).Renderer(profile)
+    return found
 
 
 def files(state: State) -> Iterator[tuple[str, str]]:
     """Names and contents of the files of a full bundle."""
-    return _MODES[state.mode].files(state)
+    found: Iterator[tuple[str, str]] = _module(_MODES[state.mode][1]).files(state)
+    return found
 
 
 def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
     """Names and contents of the files of a delta bundle that leads to a state."""
-    return _MODES[state.mode].delta_files(change, state)
+    found: Iterator[tuple[str, str]] = _module(_MODES[state.mode][1]).delta_files(change, state)
+    return found

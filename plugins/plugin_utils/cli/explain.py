@@ -26,7 +26,6 @@ from ..explain.question import (
     sender,
 )
 from ..explain.ruleset import read_directory
-from ..explain.words import lines
 from ..texts import visible
 from .console import UsageError
 from .source import Source, add_options
@@ -85,14 +84,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(told), indent=2))
     else:
+        from ..explain.words import lines
+
         print("\n".join(map(visible, lines(told, help_))))
     return 0 if told.agrees and not told.live else 1
 
 
 def _answer(args: argparse.Namespace, source: Source) -> tuple[Explanation, str]:
-    nodes = source.only("Node")
-    node = known_node(nodes, args.node)
-    destination = parse_destination(args.destination, nodes.nodes)
+    node = known_node(source.nodes, args.node)
+    destination = parse_destination(args.destination, source.nodes.nodes)
     wanted = _wanted(args, source, node, destination)
     if wanted is not None:
         snapshot, found = source.needed(wanted)
@@ -115,7 +115,7 @@ def _wanted(args: argparse.Namespace, source: Source, node: Node, destination: D
         return None
     own = {ip for _sort, ip in node.addresses}
     ports = frozenset({destination.port} if destination.port else ())
-    who = args.sender.rpartition("/")[2]
+    who = parse_ip(args.sender.strip("[]")) or args.sender.rpartition("/")[2]
     addresses = frozenset({destination.address, *own} - {""})
     return Wanted(addresses, ports, destination.service, who, counted=config.mode == "iptables")
 

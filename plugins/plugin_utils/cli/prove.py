@@ -15,9 +15,9 @@ from typing import Any
 
 from ..choices import Choices
 from ..cluster.snapshot import Snapshot
+from ..explain.claims import Claim, of_addresses, of_rules, told
 from ..explain.intent import Intent
-from ..explain.overlaps import double_claims, overlaps
-from ..explain.prove import Counterexample, Ends, Proof, Prover, disagreements, smallest
+from ..explain.prove import Ends, Proof, Prover, disagreements
 from ..explain.question import known_node
 from ..explain.ruleset import read_directory
 from ..proxy.config import MODES
@@ -36,15 +36,6 @@ server's.
 
 Exits with 0 if all of it holds, with 1 and the smallest counterexample if not.
 """
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
-    """What was looked at, and what does not hold."""
-
-    name: str
-    looked_at: str
-    failures: tuple[str, ...]  # the smallest first
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         claims = [_of_texts(args.bundle, Intent(snapshot, source.choices, facts), nodes)]
     else:
         claims = list(_of_modes(_Work(snapshot, source.choices, dict(facts), tuple(nodes))))
-    claims += _of_addresses(snapshot)
+    claims += of_addresses(snapshot)
     if args.json:
         print(
             json.dumps({"holds": not any(each.failures for each in claims), "claims": [_json(each) for each in claims]})
@@ -131,16 +122,11 @@ def _of_modes(work: _Work) -> Iterator[Claim]:
     modes = sorted(MODES, key=lambda mode: mode != work.choices.proxy.mode)
     with multiprocessing.get_context("fork").Pool(min(len(modes), multiprocessing.cpu_count())) as pool:
         found = dict(zip(modes, pool.map(_prove, modes, chunksize=1), strict=True))
-    wrong = [each for proof, _ends in found.values() for each in proof.wrong]
-    proof, ends = found[modes[0]]
-    looked_at = (
-        f"{proof.ports:,} service ports of {proof.nodes:,} nodes in modes {', '.join(modes)}; "
-        f"{sum(each.walked for each, _ends in found.values()):,} packets stand for all"
-    )
-    yield Claim("rules", looked_at, _told(wrong))
-    other = [each for mode in modes[1:] for each in disagreements(ends, found[mode][1])]
+    ends = found[modes[0]][1]
+    yield of_rules([proof for proof, _ends in found.values()], f"modes {', '.join(modes)}")
+    other = (each for mode in modes[1:] for each in disagreements(ends, found[mode][1]))
     yield Claim(
-        "modes", f"{modes[0]} beside {' and '.join(modes[1:])}, where they do not differ by design", _told(other)
+        "modes", f"{modes[0]} beside {' and '.join(modes[1:])}, where they do not differ by design", told(other)
     )
 
 
@@ -150,30 +136,7 @@ def _of_texts(path: Path, intent: Intent, nodes: list[str]) -> Claim:
     for name in nodes:
         directory = path / name if (path / name).is_dir() else path
         prover.texts(intent.view(name), read_directory(directory))
-    proof = prover.proof
-    looked_at = (
-        f"{proof.ports:,} service ports of {proof.nodes:,} nodes in {path}; {proof.walked:,} packets stand for all"
-    )
-    return Claim("rules", looked_at, _told(proof.wrong))
-
-
-def _of_addresses(snapshot: Snapshot) -> list[Claim]:
-    count = f"{len(snapshot.services):,} Services"
-    return [
-        Claim("frontends", f"{count}: none claims what another one claims", _lines(double_claims(snapshot.services))),
-        Claim(
-            "addresses", f"{count}: none has an address of nodes, pods or the API server", _lines(overlaps(snapshot))
-        ),
-    ]
-
-
-def _lines(found: Iterator[object]) -> tuple[str, ...]:
-    return tuple(sorted(map(str, found)))
-
-
-def _told(found: list[Counterexample]) -> tuple[str, ...]:
-    first = smallest(found)
-    return (str(first), *(str(each) for each in found if each is not first)) if first else ()
+    return of_rules([prover.proof], str(path))
 
 
 def _json(claim: Claim) -> dict[str, Any]:

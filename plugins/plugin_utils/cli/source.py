@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,13 @@ class Source:
 
     def needed(self, wanted: Wanted) -> tuple[Snapshot, Needed]:
         """What a question depends on."""
-        found = needed(self.objects(), wanted)
-        return _read(found.objects), found
+        found = needed(((kind, each) for kind, each in self.objects() if kind != "Node"), wanted)
+        return dataclasses.replace(_read(found.objects), nodes=self.nodes.nodes), found
+
+    @cached_property
+    def nodes(self) -> Snapshot:
+        """The Nodes alone."""
+        return self.only("Node")
 
     def only(self, *kinds: str) -> Snapshot:
         """The objects of some kinds alone."""

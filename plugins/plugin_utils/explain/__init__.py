@@ -8,13 +8,14 @@
     ipvs      text of ipvsadm -Sn
     nft_text  commands of nft, or what nft list prints, as chains, sets and maps
     nft_rule  one rule of nft, as statements
-    walk      the hooks of the kernel in order, with iptables and ipvs
-    nft_walk  the same with nft
+    walk      the hooks of the kernel in order
+    iptables_walk, nft_walk  the same with tables of iptables and virtual servers, and with nft
     ruleset   which files are read by what
 
 These know nothing of what wrote the text. The rest asks them, and compares with the decisions of `proxy`:
 
     intent    a node as it is meant to be
+    links     the source address of what a node sends
     needed    the objects of a cluster that a question depends on
     question  who sends what to whom, as people ask it
     answer    the way of a packet, and why, as data
@@ -22,5 +23,6 @@ These know nothing of what wrote the text. The rest asks them, and compares with
     compare   where the rules of a kernel differ from those that were meant
     service   everything about one Service
     prove     every frontend of every node
+    claims    what a proof claims, and what does not hold
     overlaps  addresses that have two owners
 """

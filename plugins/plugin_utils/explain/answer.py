@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..addresses import family_of
 from ..proxy.reasons import Judged, judge
 from ..proxy.traffic import Caller, Decision, Frontend, Reach
-from .compare import Difference, differences
 from .intent import Place
 from .packet import End, Origin, Packet, Path, Verdict
 from .question import Sender
+
+if TYPE_CHECKING:
+    from .compare import Difference
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,8 +112,14 @@ def explain(
         decision=decision,
         candidates=candidates,
         strangers=strangers,
-        live=None if live is None else tuple(differences(place, live, packet)),
+        live=None if live is None else _differences(place, live, packet),
     )
+
+
+def _differences(place: Place, live: Place, packet: Packet) -> tuple[Difference, ...]:
+    from .compare import differences
+
+    return tuple(differences(place, live, packet))
 
 
 def problems(told: Explanation) -> list[str]:

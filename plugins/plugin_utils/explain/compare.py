@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from ..addresses import family_of
 from .intent import Place
 from .iptables import Chain
+from .iptables_walk import IptablesWalker
 from .nft_text import NftTable
 from .nft_walk import NftWalker
 from .packet import Packet, Verdict
 from .ruleset import NoRules
-from .walk import IptablesWalker, Walker
+from .walk import Walker
 
 _MOST = 20  # differing rules that are told
 _NUMBER = re.compile(r"\b0x0*([0-9a-f]+)\b")

@@ -14,8 +14,10 @@ from ..addresses import FAMILIES, Family, family_of, is_loopback
 from ..choices import Choices
 from ..cluster.snapshot import Snapshot
 from ..engine import Engine
+from ..proxy.policy import NOTHING, Known
 from ..proxy.traffic import Traffic
 from ..proxy.view import FamilyView, NodeView
+from .links import Link, links_of, source_among
 from .packet import Origin, Packet
 from .ruleset import Ruleset
 from .walk import Walker
@@ -24,10 +26,13 @@ from .walk import Walker
 class Intent:
     """The views and states of the nodes of a cluster."""
 
-    def __init__(self, snapshot: Snapshot, choices: Choices, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, choices: Choices, facts: Mapping[str, Mapping[str, Any]], known: Known = NOTHING
+    ) -> None:
         self._engine = Engine(choices)
-        self._engine.update(snapshot)
+        self._engine.update(snapshot, known)
         self._facts = facts
+        self.mode = choices.proxy.mode
         self.renderer = self._engine.renderer
 
     @property
@@ -45,7 +50,8 @@ class Intent:
         if only is not None:
             families = tuple(_narrowed(each, only) for each in view.families)
             view = dataclasses.replace(view, families=families)
-        return Place(view, Ruleset(dict(backends.files(self.renderer.state(view))), view.config.mode))
+        rules = Ruleset(dict(backends.files(self.renderer.state(view))), view.config.mode)
+        return Place(view, rules, links_of(self._facts.get(node)))
 
 
 def _narrowed(family: FamilyView, only: Container[tuple[str, str]]) -> FamilyView:
@@ -63,6 +69,7 @@ class Place:
 
     view: NodeView
     rules: Ruleset
+    links: tuple[Link, ...] = ()  # with the networks around the node's addresses, where they are known
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -92,6 +99,8 @@ class Place:
         if self.walkers[family].host.is_local(destination):
             return destination
         told = self.families[family].node_ip
+        if told in self.addresses and (chosen := source_among(self.links, told, destination)):
+            return chosen
         own = sorted(ip for ip in self.addresses if family_of(ip) is family and not is_loopback(ip))
         # What the Node object tells may be the address of a gateway in front of it.
         return told if told in self.addresses or not own else own[0]

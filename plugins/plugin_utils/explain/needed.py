@@ -53,7 +53,10 @@ def objects_of(documents: Iterable[Any]) -> Iterator[tuple[str, Object]]:
             yield kind, document
             continue
         for item in items:
-            if isinstance(item, dict) and "kind" not in item and kind != "List":
+            own = item.get("kind") if isinstance(item, dict) else None
+            if isinstance(own, str) and not own.endswith("List"):
+                yield own, item
+            elif isinstance(item, dict) and "kind" not in item and kind != "List":
                 item = {"kind": kind.removesuffix("List"), "apiVersion": document.get("apiVersion"), **item}
                 yield item["kind"], item
             else:
@@ -68,10 +71,11 @@ def needed(objects: Iterable[tuple[str, Object]], wanted: Wanted) -> Needed:
     for kind, each in objects:
         (services if kind == "Service" else slices if kind == "EndpointSlice" else kept).append(each)
     chosen = {_name(each) for each in services if _concerns(each, wanted)}
-    others, cut = _some_others(slices, chosen, {_name(each) for each in services}) if wanted.counted else (set(), set())
+    owned = [(_owner(each), each) for each in slices]
+    others, cut = _some_others(owned, chosen, {_name(each) for each in services}) if wanted.counted else (set(), set())
     both = chosen | others
     found = [each for each in services if _name(each) in both]
-    found_slices = [each for each in slices if _owner(each) in both or _names(each, wanted.sender)]
+    found_slices = [each for owner, each in owned if owner in both or _names(each, wanted.sender)]
     left_out = len(services) + len(slices) - len(found) - len(found_slices)
     return Needed([*kept, *found, *found_slices], frozenset(chosen), left_out, frozenset(cut))
 
@@ -99,15 +103,15 @@ def _concerns(service: Object, wanted: Wanted) -> bool:
         spec = service.get("spec") or {}
         if _name(service) == wanted.service:
             return True
-        if spec.get("clusterIP") in wanted.addresses or spec.get("healthCheckNodePort") in wanted.ports:
+        if spec.get("healthCheckNodePort") in wanted.ports:
             return True
         if any(port.get("nodePort") in wanted.ports for port in spec.get("ports") or ()):
             return True
         ingress = (service.get("status") or {}).get("loadBalancer") or {}
-        claimed = [*(spec.get("clusterIPs") or ()), *(spec.get("externalIPs") or ())]
+        claimed = [spec.get("clusterIP") or "", *(spec.get("clusterIPs") or ()), *(spec.get("externalIPs") or ())]
         claimed += [entry["ip"] for entry in ingress.get("ingress") or () if entry.get("ip")]
-        # An address of IPv6 can be written in many ways.
-        return not wanted.addresses.isdisjoint(parse_ip(each) if ":" in each else each for each in claimed)
+        # An address can be written in many ways.
+        return not wanted.addresses.isdisjoint(map(parse_ip, claimed))
     except (AttributeError, TypeError):
         return True
 
@@ -118,21 +122,28 @@ def _names(slice_: Object, sender: str) -> bool:
     if not sender or not isinstance(endpoints, list):
         return False
     try:
-        return any(sender in (each["addresses"][0], (each.get("targetRef") or {}).get("name")) for each in endpoints)
+        return any(
+            ((ref := each.get("targetRef")) and ref["name"] == sender) or _is(each["addresses"][0], sender)
+            for each in endpoints
+        )
     except (AttributeError, LookupError, TypeError):
         return True
 
 
+def _is(written: str, address: str) -> bool:
+    """Whether an address is the same, however it is written; few end alike, and only these are taken apart."""
+    return written == address or (written[-1:].lower() == address[-1:] and parse_ip(written) == address)
+
+
 def _some_others(
-    slices: list[Object], chosen: set[tuple[str, str]], known: set[tuple[str, str]]
+    slices: list[tuple[tuple[str, str], Object]], chosen: set[tuple[str, str]], known: set[tuple[str, str]]
 ) -> tuple[set[tuple[str, str]], set[str]]:
     """Services with so many endpoints that the cluster counts as large, if it is; and the families that have more."""
     counts: dict[str, int] = {}
     found: set[tuple[str, str]] = set()
     cut: set[str] = set()
-    for each in slices:
-        owner, family = _owner(each), str(each.get("addressType"))
-        endpoints = each.get("endpoints")
+    for owner, each in slices:
+        family, endpoints = str(each.get("addressType")), each.get("endpoints")
         if owner not in known or owner in chosen:
             continue
         if counts.get(family, 0) < COUNTED:

@@ -27,10 +27,11 @@ from ..proxy.port_view import PortView
 from ..proxy.traffic import Caller, Decision, Frontend, Reach, Traffic
 from ..proxy.view import FamilyView, NodeView
 from .intent import Intent, Place
+from .iptables_walk import IptablesWalker, IpvsWalker
 from .nft_walk import NftWalker
 from .packet import End, Origin, Packet, Verdict
 from .ruleset import Ruleset
-from .walk import IptablesWalker, IpvsWalker, Walker
+from .walk import Walker
 
 _NEAR = Fraction(1, 2**20)
 # Objects of the frame that hold endpoints of the node alone; they are looked at apart.

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, any_contains, endpoint_text, family_of, is_loopback, parse_ip
+from ..addresses import Family, any_contains, endpoint_text, family_of, is_loopback, parse_cidr, parse_ip
 from ..cluster.snapshot import Node, Service, Snapshot
 from ..errors import UserError
 from .intent import Place
@@ -124,13 +123,22 @@ def _by_address(snapshot: Snapshot, place: Place, address: str) -> Sender:
     if place.is_own(address):
         return Sender(address, Origin.NODE, node=name)
     known = next(((f"{ns}/{pod}", node) for ns, pod, ip, node in _pods(snapshot) if ip == address), None)
-    if known is not None:
+    if known is not None and known[1]:
         return Sender(address, Origin.POD if known[1] == name else Origin.OUTSIDE, pod=known[0], node=known[1])
     for node in snapshot.nodes:
         if any(ip == address for _sort, ip in node.addresses):
             return Sender(address, Origin.OUTSIDE, node=node.name)
-    here = any_contains(place.view.facts.pod_cidrs, address)
-    return Sender(address, Origin.POD if here else Origin.OUTSIDE, node=name if here else "")
+    here = any_contains(place.view.facts.pod_cidrs, address) or _is_stray_pod(snapshot, place, address)
+    pod = known[0] if known else ""
+    return Sender(address, Origin.POD if here else Origin.OUTSIDE, pod=pod, node=name if here else "")
+
+
+def _is_stray_pod(snapshot: Snapshot, place: Place, address: str) -> bool:
+    """Whether an address is a pod's, and of no other node: not every Node tells pod CIDRs of both families."""
+    cidrs = [parse_cidr(each) or "" for each in place.view.config.cluster_cidrs]
+    others = (cidr for node in snapshot.nodes for cidr in node.pod_cidrs)
+    own = [cidr for cidr in place.view.facts.pod_cidrs if family_of(cidr) is family_of(address)]
+    return not own and any_contains(filter(None, cidrs), address) and not any_contains(others, address)
 
 
 def _by_pod(snapshot: Snapshot, place: Place, text: str, family: Family | None) -> Sender:
@@ -233,6 +241,8 @@ def _distance(one: str, other: str) -> int:
 
 
 def _near(given: str, names: list[str]) -> str:
+    import difflib  # only a wrong question needs it
+
     close = difflib.get_close_matches(given, names, _MOST, 0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

@@ -10,13 +10,8 @@ from pathlib import Path
 
 from ..addresses import Family
 from ..errors import UserError
-from . import iptables
-from .ipset import read_sets
-from .ipvs import read_addresses, read_servers
-from .nft_text import read_nft
-from .nft_walk import NftWalker
 from .packet import Host
-from .walk import IptablesWalker, IpvsWalker, Walker
+from .walk import Walker
 
 _IPTABLES = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 _NFT = {Family.IPV4: "ip", Family.IPV6: "ip6"}
@@ -43,25 +38,38 @@ class Ruleset:
         return "nftables" if any(self._lines("nftables", ".nft")) else "iptables"
 
     def walker(self, family: Family, addresses: frozenset[str]) -> Walker:
-        """What follows packets of a family on a host with these addresses."""
+        """What follows packets of a family on a host with these addresses; only readers of the mode are loaded."""
         mode = self.mode
         if mode == "nftables":
-            tables = read_nft(self._lines("nftables", ".nft"))
-            if _NFT[family] not in tables:
-                raise NoRules(f"there is no table {_NFT[family]} kube-proxy")
-            return NftWalker(Host(addresses), tables[_NFT[family]])
-        read = iptables.read_tables(self._lines(_IPTABLES[family], ".rules"))
+            return self._nft_walker(family, addresses)
+        from .iptables import read_tables
+        from .iptables_walk import IptablesWalker, IpvsWalker
+
+        read = read_tables(self._lines(_IPTABLES[family], ".rules"))
         if not read:
             raise NoRules(f"there are no rules of {_IPTABLES[family]}")
         if mode == "iptables":
             return IptablesWalker(Host(addresses), read)
-        bound = read_addresses(self._lines("ip", ".batch"))
+        from .ipset import read_sets
+        from .ipvs import read_servers
+
         sets = read_sets(self._lines("ipset", ".rules"))
         servers = read_servers(self._lines("ipvs", ".rules"))
-        return IpvsWalker(Host(addresses | bound), read, sets, servers)
+        return IpvsWalker(Host(addresses | self.bound()), read, sets, servers)
+
+    def _nft_walker(self, family: Family, addresses: frozenset[str]) -> Walker:
+        from .nft_text import read_nft
+        from .nft_walk import NftWalker
+
+        tables = read_nft(self._lines("nftables", ".nft"))
+        if _NFT[family] not in tables:
+            raise NoRules(f"there is no table {_NFT[family]} kube-proxy")
+        return NftWalker(Host(addresses), tables[_NFT[family]])
 
     def bound(self) -> frozenset[str]:
         """The addresses of Services that the host holds itself, in ipvs mode."""
+        from .ipvs import read_addresses
+
         return read_addresses(self._lines("ip", ".batch"))
 
     def _lines(self, tool: str, suffix: str) -> Iterator[str]:

@@ -144,6 +144,31 @@ def test_where_no_service_is_the_nearest_is_named(ask: Any, to: str, said: str) 
     assert said in out
 
 
+def test_a_service_is_found_however_its_addresses_are_written(ask: Any) -> None:
+    odd = service(
+        "odd", clusterIP="10.96.7.10", externalIPs=["198.051.100.009", "2001:DB8:51:0::9", "::ffff:198.51.100.8"]
+    )
+    objects = [*OBJECTS, odd, slice_of("odd", endpoint("10.244.1.9"))]
+    for to in ("198.51.100.9:80", "198.51.100.8:80"):
+        _code, out, _err = ask(*packet("10.244.1.77", to), "--json", objects=objects)
+        assert (json.loads(out)["service"], json.loads(out)["outcome"]) == ("shop/odd", "endpoints")
+
+
+@pytest.mark.parametrize(
+    ("source", "masquerade"),
+    [
+        ("fd00:10:244:1::77", False),  # the Node tells only its pod CIDR of IPv4
+        ("fd00:10:244:2::77", True),  # of another node
+        ("2001:db8::7", True),
+    ],
+)
+def test_a_pod_of_a_node_that_does_not_tell_its_pod_cidr(ask: Any, source: str, masquerade: bool) -> None:
+    objects = [*OBJECTS[:-1], node("n2", "172.18.0.12", pod_cidrs=("10.244.2.0/24", "fd00:10:244:2::/64"))]
+    by_interface = {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cali"}}
+    _code, out, _err = ask(*packet(source, "[fd00:10:96::77]:80"), "--json", objects=objects, **by_interface)
+    assert json.loads(out)["masquerade"] is masquerade
+
+
 def test_a_cluster_must_be_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *packet("10.0.0.1", "10.0.0.2:80")]) == 2
     assert "one of --cluster PATH, --kubeconfig FILE and --dir DIR" in capsys.readouterr().err
