@@ -20,6 +20,7 @@ _COMMANDS = (
     "explain",
     "service",
     "prove",
+    "report",
     "names",
     "approve",
     "ledger",

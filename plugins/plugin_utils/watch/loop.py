@@ -34,6 +34,7 @@ from ..errors import UserError
 from ..files import write_atomic
 from ..locks import Lock
 from ..plan.consent import Consent
+from ..plan.history import UNREACHABLE
 from ..plan.metrics import Freshness
 from ..plan.removal_limit import ERODING_SECONDS, Frontends, Most, Ports, losses, service_ports
 from ..proxy.facts import InvalidFacts, UnusableNode
@@ -224,7 +225,7 @@ class Follower:
         delay = host.failed(time.monotonic())
         problem = " ".join(reason.split())
         self._say("failed", host=name, tries=host.failures, again_in=round(delay, 1), problem=problem)
-        self._observed.append(lambda fresh: fresh.failed(host.name, host.node))
+        self._observed.append(lambda fresh: fresh.failed(host.name, host.node, problem))
 
     def _end(self) -> None:
         """Finish or give up what is under way; either way every node has its old rules or its new ones."""
@@ -395,7 +396,8 @@ class Follower:
         if result.get("cancelled"):
             host.dropped()
         elif result.get("failed") or result.get("unreachable"):
-            self._hurt(name, str(result.get("msg") or "failed"))
+            unreachable = UNREACHABLE if result.get("unreachable") else ""
+            self._hurt(name, unreachable + str(result.get("msg") or "failed"))
         elif what is Need.QUESTION:
             self._answered(host, result, now)
         elif result.get("need"):
@@ -642,13 +644,14 @@ class Follower:
 
     def _write_metrics(self) -> None:
         observed, self._observed = self._observed, []
-        if self._textfile is None or not observed:
+        if not observed:
             return
         try:
             with Freshness(self._directory, self._cluster) as fresh:
                 for each in observed:
                     each(fresh)
-                fresh.write(self._textfile)
+                if self._textfile is not None:
+                    fresh.write(self._textfile)
         except OSError as error:
             self._say("metrics", problem=f"{error.filename}: {error.strerror}")
 
