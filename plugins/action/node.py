@@ -511,6 +511,7 @@ class ActionModule(RemoteAction):
             return self._given_again(answered["recorded"])
         self._tried = True
         answer = self._ask(arguments)
+        self._remember(answer)
         return self._told(answer, (), (), status.get("differences") or ())
 
     def _given_again(self, generation: str) -> dict[str, Any]:
@@ -576,7 +577,7 @@ class ActionModule(RemoteAction):
         """What the node has now, so that another task of this run need not ask again."""
         if not self.check:
             stays = not answer.result.get("confirm") or self._options["confirm"]
-            remember(self._work, self._host, answer.required("generation"), recorded=stays)
+            remember(self._work, self._host, answer, recorded=stays)
 
     # -- results
 

@@ -21,6 +21,7 @@ _COMMANDS = (
     "service",
     "prove",
     "report",
+    "status",
     "names",
     "approve",
     "ledger",

@@ -16,7 +16,7 @@ from ..plan.approval import NotApproved, plan_file, plan_release, read_plan, sig
 from ..plan.removal_limit import shown
 from ..plan.report import MOST_CHANGES, tally
 from ..tasks.directory import WorkDirectory, read_json
-from .words import counted
+from .words import at_home, counted
 
 # A page is read to its end; `akp approve` prints all of them.
 _MOST = 500
@@ -112,7 +112,7 @@ def plan_of(file: Path, directory: WorkDirectory | None = None, allowed: Path | 
     counted_ = tally(change for change, _having in every)
     merged = sorted((_planned(*each, len(hosts)) for each in every), key=_order)
     return Plan(
-        file=str(file),
+        file=at_home(file),
         digest=str(content["digest"]),
         release=str(content.get("release") or ""),
         cluster=release.cluster,
@@ -207,7 +207,23 @@ def _effects(change: Change, details: Iterable[Detail]) -> Iterator[str]:
             yield f"Closes port {port}/{change.protocol} on nodes."
         yield f"{counted(served, 'endpoint')} served it; afterwards nothing answers at its addresses."
     elif change.protocol and (served or added):
-        yield f"{counted(added, 'endpoint')} more, {served:,} fewer."
+        both = ((added, "more"), (served, "fewer"))
+        told = [counted(number, f"endpoint {word}", f"endpoints {word}") for number, word in both if number]
+        yield f"{' and '.join(told)}."
+    for each in details:
+        if each.field == "sourceRanges" and change.action == "changed":
+            yield f"Before, {_allowed(each.old)} could use its load balancer IP; then {_allowed(each.new)} can."
+
+
+def _allowed(ranges: str) -> str:
+    """How many addresses source ranges hold; without any, there is no limit."""
+    cidrs = [each for each in ranges.split(", ") if "/" in each]
+    total = sum(2 ** (_bits(each) - int(each.rpartition("/")[2])) for each in cidrs)
+    return counted(total, "address", "addresses") if cidrs else "every address"
+
+
+def _bits(cidr: str) -> int:
+    return 128 if ":" in cidr else 32
 
 
 def _order(each: Planned) -> tuple[bool, int, str]:

@@ -22,6 +22,7 @@ from .freshness import Freshness, freshness_of
 from .nodes import Known, NodeRow, Place
 from .runs import Ledger, ledger_of
 from .services import Row, Table
+from .words import at_home
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Report:
     @property
     def directory(self) -> str:
         """The working directory, if there is one."""
-        return str(self.about.directory.path) if self.about.directory else ""
+        return at_home(self.about.directory.path) if self.about.directory else ""
 
     @property
     def snapshot(self) -> str:
@@ -85,6 +86,9 @@ def collect(
     directory = about.directory
     known = Known(directory, now)
     rows = tuple(_node(known, each, engine, facts) for each in snapshot.nodes)
+    if not snapshot.nodes:
+        # A run that verifies does not read the cluster.
+        rows = tuple(known.row(place) for place in known.places())
     plan = about.plan or (directory.plan if directory else None)
     return Report(
         about=about,

@@ -171,7 +171,11 @@ def verdict(rows: Iterable[NodeRow]) -> tuple[str, str]:
         )
     if good == total:
         return f"All {counted(total, 'node')} as intended.", "Each kernel holds what was computed for it."
-    told = [f"{count} {STATES[state].word}" for state, count in counts.items() if count and state != "current"]
+    told = [
+        f"{count:,} {'with drift' if state == 'drift' else STATES[state].word}"
+        for state, count in counts.items()
+        if count and state != "current"
+    ]
     return (
         f"{good:,} of {counted(total, 'node')} as intended.",
         f"{', '.join(told)}. Nodes go on serving with the rules that they have.",

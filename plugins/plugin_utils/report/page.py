@@ -68,6 +68,7 @@ def report_page(report: Report) -> str:
             left_out=_left_out(report),
             present=set(states),
             states=STATES,
+            seen={block.state for block in report.freshness.blocks},
             data=htmlsafe_json_dumps(_data(report), dumps=_compact),
             script=Markup(script),
             policy=_policy(script),

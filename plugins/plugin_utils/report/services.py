@@ -20,6 +20,7 @@ from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.reasons import Judged, Reason, judge
 from ..proxy.traffic import Caller, Decision, Frontend, Reach, Traffic, Why
 from ..proxy.view import FamilyView, NodeView, PortView
+from .words import natural
 
 _REACHES = {
     Reach.CLUSTER_IP: "cluster IP",
@@ -165,7 +166,8 @@ class Table:
         found: dict[tuple[str, str], list[Port]] = {}
         for port, tagged in self._ports():
             found.setdefault(tagged, []).append(port)
-        return [self._row(name, ports) for name, ports in sorted(found.items())]
+        names = sorted(found, key=lambda name: (natural(name[0]), natural(name[1])))
+        return [self._row(name, found[name]) for name in names]
 
     def _row(self, name: tuple[str, str], ports: Sequence[Port]) -> Row:
         served, total = max(each.serving for each in ports), max(len(each.endpoints) for each in ports)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 
 def age(seconds: float) -> str:
@@ -22,6 +24,18 @@ def age(seconds: float) -> str:
 def moment(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
     """A moment in UTC."""
     return time.strftime(form, time.gmtime(seconds))
+
+
+def at_home(path: Path) -> str:
+    """A path without the name of the account that it belongs to."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """A key to sort names by, so that svc-2 comes before svc-10."""
+    parts = re.split("([0-9]+)", name)
+    return tuple((int(part), "") if part.isdecimal() else (0, part) for part in parts)
 
 
 def counted(number: int, one: str, many: str = "") -> str:

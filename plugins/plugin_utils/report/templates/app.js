@@ -31,19 +31,18 @@
   document.documentElement.classList.add("js");
 
   // ---- rows, as tables ask for them
-  const services = data.services.map(([namespace, name, type, tags, used, total, ports]) => {
-    const fronts = ports.flatMap((port) => port.fr);
-    const outside = fronts.filter(([, kind]) => kind !== "cluster IP");
-    return {
-      namespace, name, type, used, total, ports, outside,
-      tags: new Set(tags),
-      key: `${namespace}/${name}`,
-      ips: [...new Set(fronts.filter(([, kind]) => kind === "cluster IP").map(([at]) => at.slice(0, at.lastIndexOf(":"))))],
-      titles: [...new Set(ports.map((port) => port.t))],
-      plan: data.plan[`${namespace}/${name}`] || "",
-      text: "",
-    };
-  });
+  const unique = (values) => [...new Set(values)];
+  class Service {
+    constructor([namespace, name, type, tags, used, total, ports], position) {
+      Object.assign(this, {namespace, name, type, tags, used, total, ports, position, text: ""});
+      this.key = `${namespace}/${name}`;
+      this.plan = data.plan[this.key] || "";
+    }
+    get outside() { return this.ports.flatMap((port) => port.fr.filter(([, kind]) => kind !== "cluster IP")); }
+    get ips() { return unique(this.ports.map((port) => port.fr[0][0].slice(0, port.fr[0][0].lastIndexOf(":")))); }
+    get titles() { return unique(this.ports.map((port) => port.t)); }
+  }
+  const services = data.services.map((each, position) => new Service(each, position));
   const nodeName = (index) => (index < 0 ? "no node" : nodes[index].name);
 
   // Built with the first search: most readers never search.
@@ -110,7 +109,7 @@
       const by = state.column.by;
       found = found.slice().sort((a, b) => {
         const x = by(a), y = by(b);
-        return state.direction * (typeof x === "number" ? x - y : natural(x, y)) || natural(a.key, b.key);
+        return state.direction * (typeof x === "number" ? x - y : natural(x, y)) || a.position - b.position;
       });
     }
 
@@ -204,7 +203,6 @@
     addEventListener("resize", moved);
     addEventListener("beforeprint", () => { printing = true; draw(true); });
     addEventListener("afterprint", () => { printing = false; draw(true); });
-    order();
     return {
       show() { draw(true); },
       search(query) { state.query = box.value = query; select(); },
@@ -218,7 +216,7 @@
   const serviceTable = find("#services .tbl") && table(find("#services"), {
     rows: services, one: "Service", index, text: (row) => row.text,
     columns: [
-      {label: "Service", width: "31%", style: "name", by: (row) => row.key, cell: (row, at) => [
+      {label: "Service", width: "31%", style: "name", by: (row) => row.position, cell: (row, at) => [
         element("a", {href: `#service/${encodeURIComponent(row.namespace)}/${encodeURIComponent(row.name)}`, title: row.key, "data-at": at},
           element("span", {className: "ns"}, `${row.namespace}/`), row.name),
         row.plan ? [" ", element("span", {className: `tag ${row.plan}`}, planned[row.plan])] : ""]},
@@ -231,20 +229,20 @@
         ? [number(row.used), row.total > row.used ? muted(` of ${number(row.total)}`) : ""] : element("span", {className: "st bad"}, "none")},
     ],
     filters: [
-      ...data.filters.map((label) => ({label, test: (row) => row.tags.has(texts.indexOf(label))})),
+      ...data.filters.map((label, tag) => ({label, test: (row) => row.tags.includes(tag)})),  // these texts come first
       {label: "in the plan", test: (row) => row.plan},
     ],
   });
 
   const nodeTable = find("#nodes .tbl") && table(find("#nodes"), {
-    rows: nodes.map((node) => ({...node, key: node.name})), one: "node", index: () => {},
+    rows: nodes.map((node, position) => ({...node, position})).sort((a, b) => states[b.state].rank - states[a.state].rank || a.position - b.position), one: "node", index: () => {},
     text: (row) => [row.name, row.host, row.zone, row.address, row.generation, row.wanted, states[row.state].word, row.note].join(" ").toLowerCase(),
     columns: [
       {label: "State", by: (row) => -states[row.state].rank, cell: (row) => element("span", {className: `st ${row.state}`}, states[row.state].word)},
-      {label: "Node", by: (row) => row.name, cell: (row, at) => [element("b", {}, row.name), row.address || row.host !== row.name ? element("div", {className: "muted small"}, [row.address, row.host !== row.name ? row.host : ""].filter(Boolean).join(", ")) : "",
+      {label: "Node", by: (row) => row.name, cell: (row, at) => [element("b", {}, row.name), row.address || row.host !== row.name ? element("div", {className: "muted small nowrap"}, [row.address, row.host !== row.name ? row.host : ""].filter(Boolean).join(", ")) : "",
         row.note ? element("div", {className: "small narrow"}, row.note) : ""]},
-      {label: "Zone", wide: true, by: (row) => row.zone, cell: (row) => row.zone || muted("–")},
-      {label: "Generation", wide: true, style: "mono", by: (row) => row.generation || row.wanted, cell: (row) => [row.generation.slice(0, 12) || muted(row.wanted ? "" : "–"),
+      {label: "Zone", wide: true, style: "nowrap", by: (row) => row.zone, cell: (row) => row.zone || muted("–")},
+      {label: "Generation", wide: true, style: "mono nowrap", by: (row) => row.generation || row.wanted, cell: (row) => [row.generation.slice(0, 12) || muted(row.wanted ? "" : "–"),
         row.wanted && row.wanted !== row.generation ? element("div", {className: "small muted nowrap"}, `${row.generation ? "should be " : "shall be "}${row.wanted.slice(0, 12)}`) : ""]},
       {label: "Confirmed", number: true, first: -1, by: (row) => row.seconds, cell: (row) => row.age ? [element("span", {className: "nowrap"}, `${row.age} ago`), element("div", {className: "muted small nowrap"}, row.when)] : muted("–")},
       {label: "Drift", number: true, wide: true, first: -1, by: (row) => row.drift == null ? -1 : row.drift,
@@ -407,6 +405,9 @@
     try { return decodeURIComponent(text); } catch { return text; }
   }
 
+  const below = () => document.documentElement.style.setProperty("--top", `${find("header.top").offsetHeight}px`);
+  addEventListener("resize", below);
+  below();
   addEventListener("hashchange", route);
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.ctrlKey || event.metaKey || /INPUT|SELECT/.test(document.activeElement.tagName)) return;
