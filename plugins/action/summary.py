@@ -59,7 +59,8 @@ class ActionModule(ControlAction):
                     f"the plan is not carried out, not on {shown(missing, 20)}: follow it again, or make a new one"
                 )
             with Freshness(directory, cluster) as fresh:
-                note_run(fresh, directory, notes, options["hosts"], {*summary.failed, *summary.untried})
+                untried = dict.fromkeys(summary.untried, summary.stopped or "the run ended before its turn")
+                note_run(fresh, directory, notes, options["hosts"], {**untried, **summary.failed})
                 if options["textfile"]:
                     try:
                         result["textfile"] = str(fresh.write(Path(options["textfile"])))

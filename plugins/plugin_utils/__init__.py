@@ -14,6 +14,7 @@ Data flows in one direction, and each part knows only those before it:
     publish     signed bundles for nodes that fetch them
     tasks       what the action plugins of Ansible share
     explain     the way back: rule text is read as a kernel reads it, and held against the decisions
+    report      all of it as a page that people look at
     cli         the command `akp`
 """
 

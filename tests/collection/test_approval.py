@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -99,8 +100,14 @@ def test_a_plan_needs_its_approvers_here_and_on_the_nodes(
     assert "needs an approved plan (added kube-system/kube-dns:dns tcp IPv4" in first.output.replace(
         "dns udp", "dns tcp"
     )
-    plan = planned(playbook("plan_services", inventory, tmp_path, variables=variables))
+    page = tmp_path / "plan.html"
+    paged = {**variables, "kube_proxy_report": str(page)}
+    plan = planned(playbook("plan_services", inventory, tmp_path, variables=paged))
     shown = approve(plan, keys["alice"])
+    signed = hashlib.sha256(plan.with_name("plan.release").read_bytes()).hexdigest()
+    assert f"SHA-256 of what is signed, plan.release: {signed}\n" in shown
+    assert signed in page.read_text()
+    assert "kube-system/kube-dns:dns" in page.read_text()
     assert shown.startswith("on n1, n2, n3:\n  + node: settings\n      + mode iptables\n")
     assert "\n  + kube-system/kube-dns:dns udp IPv4\n" in shown
     approve(plan, keys["mallory"])

@@ -326,9 +326,12 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
     before = [kernel(node) for node in nodes.nodes]
     meddle(nodes.node("n2"))
     changed = [kernel(node) for node in nodes.nodes]
-    alarm = playbook("verify_services", inventory, tmp_path, check=False)
+    page = tmp_path / "found.html"
+    alarm = playbook("verify_services", inventory, tmp_path, "-e", f"kube_proxy_report={page}", check=False)
     assert alarm.code == 2
     assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
+    assert "n2: drift" in page.read_text()
+    assert "(shop/catalog" in page.read_text()
     assert f"n2 is not as generation {generation} left it at 20" in alarm.output
     assert "(shop/catalog" in alarm.output
     assert "extra rule: ipv4 filter KUBE-FORWARD: -A KUBE-FORWARD -j ACCEPT" in alarm.output
@@ -337,8 +340,10 @@ def test_what_somebody_changed_is_named_by_service_and_put_right_if_that_is_want
     alarm = playbook("verify_services", inventory, tmp_path, "-e", "kube_proxy_heal=false", check=False)
     assert {host for host, counts in alarm.recap.items() if counts["failed"]} == {"n2"}
     assert [kernel(node) for node in nodes.nodes] == changed
-    healed = playbook("verify_services", inventory, tmp_path, "-e", "kube_proxy_heal=true")
+    put_right = ("-e", "kube_proxy_heal=true", "-e", f"kube_proxy_report={page}")
+    healed = playbook("verify_services", inventory, tmp_path, *put_right)
     assert healed.changed == {"n1": 0, "n2": 1, "n3": 0}
+    assert "All 3 nodes as intended." in page.read_text()
     assert "(shop/catalog" in healed.output
     assert [kernel(node) for node in nodes.nodes] == before
     last = entries(tmp_path)[-1]

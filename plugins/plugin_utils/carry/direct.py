@@ -72,7 +72,7 @@ def give(line: Line, host: str, delta: Path, about: About) -> dict[str, Any] | N
 
 def _taken(line: Line, host: str, answer: Answer, generation: str, about: About) -> dict[str, Any]:
     directory, previous = WorkDirectory(Path(line.directory)), answer.result.get("previous")
-    remember(directory, host, generation, recorded=True)
+    remember(directory, host, answer, recorded=True)
     changed = bool(answer.result.get("changed"))
     told = ""
     if changed:
@@ -87,12 +87,15 @@ def _taken(line: Line, host: str, answer: Answer, generation: str, about: About)
     }
 
 
-def remember(directory: WorkDirectory, host: str, generation: str, *, recorded: bool) -> None:
+def remember(directory: WorkDirectory, host: str, answer: Answer, *, recorded: bool) -> None:
     """What a node has now, so that nothing has to ask it again; recorded if it stays."""
     known = directory.answer(host)
     if known is None:
         return
-    known |= {"status": {"state": "applied", "generation": generation}, "oldProgram": False}
+    generation = str(answer.required("generation"))
+    # A delta does not change the mode, and its answer may not name it.
+    mode = answer.result.get("mode") or (known.get("status") or {}).get("mode")
+    known |= {"status": {"state": "applied", "generation": generation, "mode": mode}, "oldProgram": False}
     if recorded:
         known["recorded"] = generation
     write_json(directory.answer_file(host), known)

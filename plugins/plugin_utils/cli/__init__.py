@@ -20,6 +20,8 @@ _COMMANDS = (
     "explain",
     "service",
     "prove",
+    "report",
+    "status",
     "names",
     "approve",
     "ledger",

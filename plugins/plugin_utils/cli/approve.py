@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
     text = plan_release(args.plan, plan)
     # Not the file with the same words: nobody signs that. A terminal must not be told to hide what is being signed.
-    print("\n".join(map(visible, (*plan_text(plan), release_line(text)))))
+    print("\n".join(map(visible, (*plan_text(plan), release_line(text), f"digest of the plan: {plan['digest']}"))))
+    print(f"SHA-256 of what is signed, {plan_file(args.plan, 'release').name}: {plan['release']}")
     if args.key:
         if not args.yes and not _asked():
             print("not signed")

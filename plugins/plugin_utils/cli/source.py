@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Where `explain`, `service` and `prove` get a cluster from: files, an API server or a working directory."""
+"""Where `explain`, `service`, `prove` and `report` get a cluster from: files, an API server or a working directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--kubeconfig", metavar="FILE", help="ask the API server that this file names")
     where.add_argument("--context", metavar="NAME", help="which context of the kubeconfig")
     where.add_argument(
-        "--dir", type=Path, metavar="DIR", help="a working directory: its snapshot, and the facts of its nodes"
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="a working directory: the facts of its nodes, and its snapshot if no other cluster is given",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it")
     parser.add_argument(
@@ -55,8 +58,8 @@ class Source:
     """The cluster that the options name; read once, and no more of it than is asked for."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        given = [name for name in ("cluster", "kubeconfig", "dir") if getattr(args, name)]
-        if len(given) != 1:
+        given = [name for name in ("cluster", "kubeconfig") if getattr(args, name)]
+        if len(given) > 1 or not (given or args.dir):
             raise UsageError("say where the cluster is: one of --cluster PATH, --kubeconfig FILE and --dir DIR")
         self._args = args
         self._objects: list[tuple[str, Object]] | None = None

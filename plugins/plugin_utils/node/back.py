@@ -29,6 +29,7 @@ def restore(visit: Visit) -> dict[str, Any]:
         return _give_again(visit, known["recorded"])
     visit.tried = True
     answer = visit.ask(["restore", "--verify"])
+    visit.remember(answer)
     return outcome(visit, answer, (), (), status.get("differences") or ())
 
 

@@ -113,7 +113,7 @@ class Visit:
         """Write down what the node has now, so that another task of this run need not ask again."""
         if not self.check:
             stays = not answer.result.get("confirm") or self.request.confirm
-            remember(self.work, self.host, answer.required("generation"), recorded=stays)
+            remember(self.work, self.host, answer, recorded=stays)
 
     def unchanged(self, generation: str) -> dict[str, Any]:
         """The result of a task that found what it was to make."""

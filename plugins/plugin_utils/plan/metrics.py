@@ -9,11 +9,13 @@
         fresh.ran(began, ended, complete=True)
         fresh.write(Path("/var/lib/node_exporter"))              # akp_production.prom
 
-What was known is kept in freshness.json of the working directory; runs at the same time wait for each other.
+What was known is kept in freshness.json of the working directory, and how it changed in history.jsonl; runs at the same
+time wait for each other.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +25,14 @@ from ..files import write_atomic
 from ..locks import Lock
 from ..tasks.directory import WorkDirectory, read_json, write_json
 from ..tasks.notes import Note, Pushed, SnapshotRead, Span
+from ..texts import shortened, visible
+from . import history
 
 PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
 RUN = "akp_run_duration_seconds"
 # The buckets of the metric of the same name in kube-proxy.
-_PROGRAMMING_BUCKETS = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+PROGRAMMING_BUCKETS = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+_LONGEST_WHY = 300
 _RUN_BUCKETS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -40,6 +45,7 @@ class Freshness:
         self._file = directory.path / "freshness.json"
         self._lock = Lock(directory.path / "freshness.lock")
         self._nodes: dict[str, dict[str, Any]] = {}
+        self._before: dict[str, dict[str, Any]] = {}
         self._histograms: dict[str, dict[str, Any]] = {}
         self._runs: dict[str, float] = {}
 
@@ -47,6 +53,7 @@ class Freshness:
         self._lock.take(wait=True)
         known = read_json(self._file) or {}
         self._nodes = known.get("nodes") or {}
+        self._before = dict(self._nodes)
         self._histograms = known.get("histograms") or {}
         self._runs = known.get("runs") or {}
         return self
@@ -57,19 +64,24 @@ class Freshness:
         if error is None:
             content = {"nodes": self._nodes, "histograms": self._histograms, "runs": self._runs}
             write_json(self._file, content)
+            moments = history.changes(self._before, self._nodes)
+            history.add(self._directory.path / history.FILE, moments, time.time())
         self._lock.give_back()
 
     def confirmed(self, host: str, node: str, generation: str, when: float) -> None:
         """The node was made, or found, equal to its bundle."""
-        self._nodes[host] = {"node": node, "generation": generation, "confirmed": when, "failed": False}
+        told = {"node": node, "generation": generation, "confirmed": when, "at": when, "failed": False}
+        self._nodes[host] = told
 
-    def failed(self, host: str, node: str) -> None:
-        """The node was not; when it last was stays as it is."""
-        self._nodes[host] = {**self._nodes.get(host, {}), "node": node, "failed": True}
+    def failed(self, host: str, node: str, why: str = "") -> None:
+        """The node was not, and why; when it last was stays as it is."""
+        told = {"node": node, "at": time.time(), "failed": True, "why": visible(shortened(why, _LONGEST_WHY))}
+        self._nodes[host] = {**self._nodes.get(host, {}), **told}
 
     def holds(self, host: str, node: str, generation: str) -> None:
         """The node has something else than it shall have, and that is meant: its last confirmation stays."""
-        self._nodes[host] = {**self._nodes.get(host, {}), "node": node, "generation": generation, "failed": False}
+        told = {"node": node, "generation": generation, "at": time.time(), "failed": False, "held": True}
+        self._nodes[host] = {**self._nodes.get(host, {}), **told}
 
     def forget(self, hosts: Iterable[str]) -> None:
         """Of hosts that were given up nothing is told any more."""
@@ -83,7 +95,7 @@ class Freshness:
 
     def programmed(self, seconds: float) -> None:
         """A change of endpoints came to a node's kernel after so long."""
-        self._observe(PROGRAMMING, _PROGRAMMING_BUCKETS, seconds)
+        self._observe(PROGRAMMING, PROGRAMMING_BUCKETS, seconds)
 
     def ran(self, began: float, ended: float, *, complete: bool) -> None:
         """A run over nodes ended, and whether all of them are confirmed by it."""
@@ -142,7 +154,7 @@ class Freshness:
         )
         yield from self._histogram(RUN, _RUN_BUCKETS, "How long runs over the nodes of the cluster took.")
         yield from self._histogram(
-            PROGRAMMING, _PROGRAMMING_BUCKETS, "From a change of endpoints to the rules of a node, for each node."
+            PROGRAMMING, PROGRAMMING_BUCKETS, "From a change of endpoints to the rules of a node, for each node."
         )
 
     def _histogram(self, name: str, buckets: Sequence[float], text: str) -> Iterator[str]:
@@ -164,19 +176,18 @@ def note_run(
     directory: WorkDirectory,
     notes: Iterable[tuple[str, Note]],
     hosts: Iterable[str],
-    failed: Iterable[str],
+    failed: Mapping[str, str],
 ) -> None:
-    """What the notes of a run say about the freshness of its hosts."""
+    """What the notes of a run say about the freshness of its hosts; failed ones are given with the reason."""
     noted = list(notes)
     pushes = {host: note for host, note in noted if isinstance(note, Pushed)}
     triggered = [when for _host, note in noted if isinstance(note, SnapshotRead) for when in note.triggered]
     spans = [note for _host, note in noted if isinstance(note, Span)]
-    bad = set(failed)
     for host in hosts:
         push = pushes.get(host)
         node = str((directory.answer(host) or {}).get("node") or host)
-        if host in bad or push is None:
-            fresh.failed(host, node)
+        if host in failed or push is None:
+            fresh.failed(host, node, failed.get(host, ""))
             continue
         if push.action == "cleanup":
             fresh.forget([host])
@@ -192,7 +203,7 @@ def note_run(
     fresh.forget(host for host in fresh.hosts if host not in hosts and directory.answer(host) is None)
     if spans and not any(push.action in ("cleanup", "rollback") for push in pushes.values()):
         began, ended = min(each.began for each in spans), max(each.ended for each in spans)
-        fresh.ran(began, ended, complete=not bad)
+        fresh.ran(began, ended, complete=not failed)
 
 
 def _family(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:

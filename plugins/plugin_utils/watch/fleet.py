@@ -119,7 +119,7 @@ class Fleet:
         host, effects = step(self._hosts[name], event)
         self._hosts[name] = host
         if isinstance(event, Failed):
-            self._measured.failed(host)
+            self._measured.failed(host, event.reason)
         elif isinstance(event, Begun) and isinstance(event.task, Push):
             self._changes.sent(name)
         for effect in effects:

@@ -28,9 +28,9 @@ class Measured:
         generation, when = host.has.generation if host.has else "", time.time()
         self._observed.append(lambda fresh: fresh.confirmed(host.name, host.node, generation, when))
 
-    def failed(self, host: Host) -> None:
+    def failed(self, host: Host, why: str) -> None:
         """A host failed."""
-        self._observed.append(lambda fresh: fresh.failed(host.name, host.node))
+        self._observed.append(lambda fresh: fresh.failed(host.name, host.node, why))
 
     def programmed(self, landed: float, triggered: Iterable[float]) -> None:
         """Changes of endpoints that began then are in a kernel."""
@@ -45,13 +45,12 @@ class Measured:
             return ""
         self._due = now + METRICS_SECONDS
         observed, self._observed = self._observed, []
-        if self._textfile is None:
-            return ""
         try:
             with Freshness(self._directory, self._cluster) as fresh:
                 for each in observed:
                     each(fresh)
-                fresh.write(self._textfile)
+                if self._textfile is not None:
+                    fresh.write(self._textfile)
         except OSError as error:
             return f"{error.filename}: {error.strerror}"
         return ""

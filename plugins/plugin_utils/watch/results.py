@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..carry.answers import settled
+from ..plan.history import UNREACHABLE
 from .machine import Phase
 from .vocabulary import Answered, Applied, Confirmed, Event, Failed, NeedsBundle, TakenBack, Trial
 
@@ -20,7 +21,7 @@ def event_of(phase: Phase, result: Mapping[str, Any], period: float) -> Event:
     if result.get("cancelled"):
         return TakenBack()
     if result.get("failed") or result.get("unreachable"):
-        return failed(str(result.get("msg") or "failed"))
+        return failed((UNREACHABLE if result.get("unreachable") else "") + str(result.get("msg") or "failed"))
     if phase is Phase.ASKED:
         return Answered(
             generation=str(result.get("generation") or ""),

@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> WorkDirectory:
 
 
 def run(directory: WorkDirectory, *notes: tuple[str, Note], hosts: tuple[str, ...] = ("n1", "n2")) -> None:
-    failed = [host for host, note in notes if isinstance(note, Pushed) and note.failed]
+    failed = {host: note.failed for host, note in notes if isinstance(note, Pushed) and note.failed}
     with Freshness(directory, "shop") as fresh:
         note_run(fresh, directory, notes, hosts, failed)
         fresh.write(directory.path)
