@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 from ..addresses import family_of, parse_cidr, parse_ip, special
 from . import fields
 from .fields import InvalidObject, Object, Skipped
+from .mirror import LOST, read_endpoints, with_mirrored
 from .slices import read_slice
 from .snapshot import (
+    Endpoints,
     EndpointSlice,
     Node,
     PortSpec,
@@ -51,6 +53,7 @@ class Reader:
     def __init__(self) -> None:
         self._services: list[tuple[Service, str]] = []
         self._slices: list[tuple[EndpointSlice, str]] = []
+        self._endpoints: list[tuple[Endpoints, str]] = []
         self._nodes: list[tuple[Node, str]] = []
         self._service_cidrs: list[tuple[ServiceCIDR, str]] = []
         self._problems: list[Problem] = []
@@ -63,6 +66,7 @@ class Reader:
             ("EndpointSlice", "discovery.k8s.io/v1"): lambda obj: self._slices.append(
                 (read_slice(obj, self._problem), self._source)
             ),
+            ("Endpoints", "v1"): lambda obj: self._endpoints.append((read_endpoints(obj, self._problem), self._source)),
             ("Node", "v1"): lambda obj: self._nodes.append((self._node(obj), self._source)),
             ("ServiceCIDR", "networking.k8s.io/v1"): self._add_service_cidr,
             ("ServiceCIDR", "networking.k8s.io/v1beta1"): self._add_service_cidr,
@@ -117,14 +121,21 @@ class Reader:
 
     def snapshot(self) -> Snapshot:
         """What was collected."""
+        slices, lost = with_mirrored(self._unique("EndpointSlice", self._slices), self.endpoints())
+        if lost:
+            self._ignored[LOST] = lost
         return Snapshot(
             services=self._unique("Service", self._services),
-            slices=self._unique("EndpointSlice", self._slices),
+            slices=slices,
             nodes=self._unique("Node", self._nodes),
             service_cidrs=self._unique("ServiceCIDR", self._service_cidrs),
             problems=tuple(sorted(self._problems, key=str)),
             ignored=dict(sorted(self._ignored.items())),
         )
+
+    def endpoints(self) -> tuple[Endpoints, ...]:
+        """The Endpoints that were collected, whether or not they count."""
+        return self._unique("Endpoints", self._endpoints)
 
     def _unique(self, kind: str, objects: Iterable[tuple[T, str]]) -> tuple[T, ...]:
         """Sorted by namespace and name. Of an object given twice, one is kept, whatever the order of the files."""

@@ -83,6 +83,15 @@ class EndpointSlice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Endpoints:
+    """An Endpoints object, which has the name of its Service, as the EndpointSlices that it stands for."""
+
+    namespace: str
+    name: str
+    slices: tuple[EndpointSlice, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Node:
     """A Node as far as rules on it, or an inventory of it, depend on it."""
 
