@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..proxy.compat import COMPATS, DEFAULT_COMPAT, Compat
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
 from ..proxy.view import NodeView, PortView
-from . import iptables, ipvs, nftables, nftables_file
+from . import iptables, ipvs, nftables, nftables_file, userspace
 from .state import Delta, State
 
 
@@ -43,6 +43,7 @@ _MODES = {
     "iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files),
     "ipvs": _Backend(ipvs.Renderer, ipvs.files, ipvs.delta_files),
     "nftables": _Backend(nftables.Renderer, nftables_file.files, nftables_file.delta_files),
+    "userspace": _Backend(userspace.Renderer, userspace.files, userspace.delta_files),
 }
 
 

@@ -181,6 +181,7 @@ class Reader:
         affinity = fields.one_of(spec, "spec", "sessionAffinity", ("None", "ClientIP"))
         annotations = fields.typed(metadata, "metadata", "annotations", dict, {})
         status = fields.typed(fields.typed(obj, "", "status", dict, {}), "status", "loadBalancer", dict, {})
+        ingress = list(self._ingress(status))
         return Service(
             namespace=namespace,
             name=name,
@@ -189,7 +190,7 @@ class Reader:
             cluster_ips=tuple(self._cluster_ips(spec, cluster_ip)),
             ip_families=tuple(fields.ip_families(spec)),
             external_ips=tuple(self._usable(parse_ip, spec, "spec", "externalIPs", "an IP address", vips=True)),
-            load_balancer_vips=tuple(self._vips(status)),
+            load_balancer_vips=tuple(ip for ip, mode in ingress if mode in (None, "VIP")),
             source_ranges=tuple(self._usable(_source_range, spec, "spec", "loadBalancerSourceRanges", "a CIDR")),
             sticky_seconds=self._sticky_seconds(spec) if affinity == "ClientIP" else 0,
             external_policy_local=fields.one_of(spec, "spec", "externalTrafficPolicy", ("Cluster", "Local")) == "Local",
@@ -206,6 +207,7 @@ class Reader:
             ),
             annotations=tuple(sorted(self._annotations(annotations))),
             created=self._created(metadata),
+            ingress_ips=tuple(ip for ip, _mode in ingress),
         )
 
     def _annotations(self, annotations: Object) -> Iterator[tuple[str, str]]:
@@ -278,16 +280,17 @@ class Reader:
             self._problem(field, f"{ip} {reason}; the entry is left out")
         return not reason
 
-    def _vips(self, status: Object) -> Iterator[str]:
+    def _ingress(self, status: Object) -> Iterator[tuple[str, object]]:
+        """Addresses of load balancers, each with its ipMode."""
         for path, entry in fields.mappings(status, "status.loadBalancer", "ingress"):
             text = fields.typed(entry, path, "ip", str, "")
-            if not text or entry.get("ipMode") not in (None, "VIP"):
+            if not text:
                 continue
             ip = parse_ip(text)
             if ip is None:
                 self._problem(f"{path}.ip", f"{fields.shown(text)} is not an IP address; the entry is left out")
             elif self._is_destination(f"{path}.ip", ip):
-                yield ip
+                yield ip, entry.get("ipMode")
 
     def _node(self, obj: Object) -> Node:
         metadata = fields.typed(obj, "", "metadata", dict, {})

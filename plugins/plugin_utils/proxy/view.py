@@ -9,7 +9,7 @@ PortView for all of them, so whoever writes it down can do that once and remembe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from ..addresses import FAMILIES, Family, any_contains, family_of
@@ -28,6 +28,8 @@ from .facts import (
     node_port_addresses,
 )
 from .limits import ENDPOINTS_PER_PORT, ENTRIES_PER_SERVICE, MOST_TOLD
+from .portals import MODE
+from .proxy_ports import ProxyPorts, proxy_ports
 from .services import ServicePort, service_ports
 from .topology import Selection, select_endpoints
 from .warned import Warned
@@ -143,6 +145,7 @@ class NodeView:
     facts: NodeFacts
     config: ProxyConfig
     families: tuple[FamilyView, ...]
+    proxy_ports: Mapping[ServicePortKey, int] = dataclasses.field(default_factory=dict)  # of userspace mode
 
 
 class ClusterView:
@@ -164,6 +167,7 @@ class ClusterView:
             family: before._ports[family] if before and same_services else self._service_ports(family, before)
             for family in FAMILIES
         }
+        self._proxy_ports = self._allotted(before if same_services else None)
         self._places: dict[Family, dict[ServiceName, tuple[int, tuple[ServicePort, ...]]]] = {}
         self._oversized: list[str] = []  # Services, and what of each is too much
         self._refused: dict[Family, list[_PortViews]] = {family: [] for family in FAMILIES}  # those of such Services
@@ -175,6 +179,12 @@ class ClusterView:
         self._located = {family: self._positions(family, before) for family in FAMILIES}
         self._totals = {family: sum([len(each.endpoints) for each in views]) for family, views in self._views.items()}
         self._health = {family: self._health_checks(family) for family in FAMILIES}
+
+    def _allotted(self, before: ClusterView | None) -> ProxyPorts:
+        """Where the proxies of userspace mode listen; in other modes there are none."""
+        if before is not None:
+            return before._proxy_ports
+        return proxy_ports(self._snapshot.services, self._config) if self._config.mode == MODE else ProxyPorts()
 
     def _merged(
         self, before: ClusterView | None, changed: set[ServiceName]
@@ -288,7 +298,8 @@ class ClusterView:
 
         All others are as they would be without them.
         """
-        return (*self._config.warnings, *(Warned("left out", text) for text in self._oversized))
+        oversized = (Warned("left out", text) for text in self._oversized)
+        return (*self._config.warnings, *self._proxy_ports.warnings, *oversized)
 
     def dropped(self, after: ClusterView) -> Iterable[PortView]:
         """The views of service ports that a later view of the cluster does not have any more."""
@@ -330,6 +341,7 @@ class ClusterView:
             facts=facts,
             config=self._config,
             families=tuple(self._family_view(facts, family, ips) for family in families),
+            proxy_ports=self._proxy_ports.ports,
         )
 
     def _family_view(self, facts: NodeFacts, family: Family, ips: dict[Family, str]) -> FamilyView:

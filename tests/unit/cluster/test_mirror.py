@@ -14,7 +14,7 @@ from agentless_kube_proxy.cluster.record import record_of, snapshot_of
 from agentless_kube_proxy.cluster.store import Store, key_of, read_object
 from agentless_kube_proxy.proxy.endpoints import merge_slices
 
-from .build import Object, node, render, service, slice_of, snapshot
+from ..build import Object, node, render, service, slice_of, snapshot
 
 
 def endpoints(name: str = "web", *subsets: Object, namespace: str = "shop", labels: Object | None = None) -> Object:
