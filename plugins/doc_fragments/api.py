@@ -85,5 +85,6 @@ requirements:
   - kubernetes >= 30 (Python, on the control host)
 notes:
   - The credentials need the verbs list and watch on services, nodes, endpointslices and servicecidrs, and nothing else.
+    For Services that have Endpoints and no EndpointSlices, they need both on endpoints, too.
     The collection ships a manifest that grants exactly that, C(examples/access/rbac.yaml).
 """

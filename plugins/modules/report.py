@@ -9,8 +9,8 @@ module: report
 short_description: Write a page that people look at
 version_added: 0.1.0
 description:
-  - Writes one HTML file on the control host, from the working directory. No node is asked. The page makes no request, so
-    it can be mailed or kept as an artifact of a job.
+  - Writes one HTML file on the control host, from the working directory. No node is asked. The page makes no request,
+    so it can be mailed or kept as an artifact of a job.
 author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:

@@ -34,12 +34,12 @@ def publish(tmp_path: Path) -> Any:
 
 
 def test_all_errors_of_a_configuration_are_named_at_once(publish: Any) -> None:
-    wrong = publish("--check", check=False, mode="userspace", conntrack={"min": "x"}, nodePortAddresses=["10.0.0.1"])
+    wrong = publish("--check", check=False, mode="ebpf", conntrack={"min": "x"}, nodePortAddresses=["10.0.0.1"])
     said = " ".join(wrong.output.split())
     assert wrong.code == 2
     for each in (
         "conntrack.min: must be an integer, not 'x'",
-        "mode: 'userspace' is not one of iptables, ipvs, nftables",
+        "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace",
         "nodePortAddresses[0]: '10.0.0.1' is neither a CIDR nor one of primary, localhost, all",
     ):
         assert each in said, each

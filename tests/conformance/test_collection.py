@@ -122,6 +122,7 @@ def test_the_shipped_role_is_enough_and_no_more(plane: ControlPlane, token: str)
         for group, resource in (
             ("", "services"),
             ("", "nodes"),
+            ("", "endpoints"),
             ("discovery.k8s.io", "endpointslices"),
             ("networking.k8s.io", "servicecidrs"),
         )

@@ -43,7 +43,7 @@ SNAPSHOT_ROLE: list[Object] = [
         "kind": "ClusterRole",
         "metadata": {"name": "akp-snapshot"},
         "rules": [
-            {"apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"]},
+            {"apiGroups": [""], "resources": ["services", "nodes", "endpoints"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
             {"apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": ["list", "watch"]},
         ],

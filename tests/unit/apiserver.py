@@ -19,6 +19,7 @@ PATHS = {
     "/apis/discovery.k8s.io/v1/endpointslices": ("EndpointSliceList", "discovery.k8s.io/v1"),
     "/api/v1/nodes": ("NodeList", "v1"),
     "/apis/networking.k8s.io/v1/servicecidrs": ("ServiceCIDRList", "networking.k8s.io/v1"),
+    "/api/v1/endpoints": ("EndpointsList", "v1"),
 }
 
 
@@ -148,6 +149,7 @@ def serving() -> Iterator[Server]:
             ],
             "/api/v1/nodes": [named("n", i, status={"addresses": []}) for i in range(2)],
             "/apis/networking.k8s.io/v1/servicecidrs": [],
+            "/api/v1/endpoints": [],
         },
     )
     httpd.served = served  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ _MODES = {
     "iptables": ("iptables", "iptables_file"),
     "ipvs": ("ipvs", "ipvs_file"),
     "nftables": ("nftables", "nftables_file"),
+    "userspace": ("userspace", "userspace"),
 }
 
 

@@ -181,7 +181,9 @@ def service_line(view: PortView) -> str:
     return record_line(view.port, view.selection.cluster, view.selection.local)
 
 
-def record_line(port: ServicePort, endpoints: Iterable[Endpoint], local: Iterable[Endpoint]) -> str:
+def record_line(
+    port: ServicePort, endpoints: Iterable[Endpoint], local: Iterable[Endpoint], proxy_port: int = 0
+) -> str:
     """Such a line with other endpoints; what is not set is left out."""
     fields: dict[str, object] = {
         "service": f"{port.namespace}/{port.name}",
@@ -197,6 +199,7 @@ def record_line(port: ServicePort, endpoints: Iterable[Endpoint], local: Iterabl
         "internalTrafficPolicy": "Local" if port.internal_policy_local else "",
         "externalTrafficPolicy": "Local" if port.external_policy_local else "",
         "healthCheckNodePort": port.health_check_node_port,
+        "proxyPort": proxy_port,
         "endpoints": [endpoint.text for endpoint in endpoints],
         "localEndpoints": [endpoint.text for endpoint in local],
     }

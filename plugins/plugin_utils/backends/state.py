@@ -305,8 +305,15 @@ def delta(old: State, new: State) -> Delta:
         pairs=step.pairs,
         elements=elements,
         allowed=(old.allowed, new.allowed),
-        needs_full=fixed or (old.mode, old.compat) != (new.mode, new.compat) or _families(old) != _families(new),
+        needs_full=fixed
+        or new.mode in _WHOLE_MODES
+        or (old.mode, old.compat) != (new.mode, new.compat)
+        or _families(old) != _families(new),
     )
+
+
+# Proxies in user space read whole files, and a file of theirs has all Services.
+_WHOLE_MODES = frozenset({"userspace"})
 
 
 def _families(state: State) -> set[str]:

@@ -20,7 +20,7 @@ Records: TypeAlias = dict[tuple[str, str, str, str], dict[str, Any]]
 
 _ENDPOINTS = {"endpoints": "endpoint", "localEndpoints": "local endpoint"}
 _SETTINGS = (".conf", "nfacct.rules", "health.counts")
-_RULES = (".rules", ".nft", "ip.batch")
+_RULES = (".rules", ".nft", "ip.batch", "haproxy.cfg")
 _MARKER = re.compile("KUBE-PROXY-GEN-|kube-proxy gen-")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _FAMILIES = {"iptables": "IPv4", "ip6tables": "IPv6"}  # how the names of files begin
-_HEADING = re.compile(r"# (?:(?P<family>IPv[46])|(?P<owner>\S+/\S+) \S+|.*)$")
+_HEADING = re.compile(r"# (?:(?P<family>IPv[46])|(?P<owner>\S+/\S+) \S+(?: (?P<of>IPv[46]))?|.*)$")
 _COMMENT = re.compile(r'--comment "(?P<owner>[^\s"/]+/[^\s"]+)')
 # What is known by addresses and ports only.
 _BY_ADDRESS = re.compile(
@@ -53,7 +53,7 @@ class Explained:
         for line in lines:
             heading = _HEADING.match(line)
             if heading:
-                family, owner = heading["family"] or family, heading["owner"] or ""
+                family, owner = heading["family"] or heading["of"] or family, heading["owner"] or ""
             elif not self._has(family, owner, line):
                 yield line
 

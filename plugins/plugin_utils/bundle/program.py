@@ -16,7 +16,12 @@ from importlib.resources.abc import Traversable
 
 PROGRAM = "akp-node"
 # What a node of a mode needs beside the core; ipvs mode has iptables rules as well.
-MODES = {"iptables": ("iptables",), "nftables": ("nftables",), "ipvs": ("iptables", "ipvs")}
+MODES = {
+    "iptables": ("iptables",),
+    "nftables": ("nftables",),
+    "ipvs": ("iptables", "ipvs"),
+    "userspace": ("userspace",),
+}
 PARTS = ("pull", "health", "metrics", "verify")
 
 # What a part names and a mode has no use for: rules of ipvs mode have shapes of their own.

@@ -44,7 +44,7 @@ _RETRIED = (408, 429, 500, 502, 503, 504)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resource:
-    """One of the four resources, and kube-proxy's selectors for it."""
+    """One of the five resources, and the selectors for it."""
 
     name: str
     kind: str
@@ -81,8 +81,22 @@ ENDPOINT_SLICES = Resource(
     (("labelSelector", "!service.kubernetes.io/headless"),),
 )
 NODES = Resource("nodes", "Node", "", "v1")
+# Those that no controller of the cluster writes, and that ask to be mirrored: all others have EndpointSlices.
+ENDPOINTS = Resource(
+    "endpoints",
+    "Endpoints",
+    "",
+    "v1",
+    (
+        (
+            "labelSelector",
+            "!endpoints.kubernetes.io/managed-by,endpointslice.kubernetes.io/skip-mirror!=true,"
+            "!service.kubernetes.io/headless",
+        ),
+    ),
+)
 SERVICE_CIDRS = Resource("servicecidrs", "ServiceCIDR", "networking.k8s.io", "v1")
-RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS)
+RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, ENDPOINTS)
 
 
 class ApiError(UserError):
@@ -136,7 +150,7 @@ class Api:
         self._transport.close()
 
     def record(self, progress: Callable[[str], None] = lambda _name: None) -> Record:
-        """All four lists, complete, and of one moment wherever the server can still tell."""
+        """All five lists, complete, and of one moment wherever the server can still tell."""
         lists: list[Listing] = []
         at = ""
         for resource in RESOURCES:
@@ -146,7 +160,7 @@ class Api:
         return Record(tuple(lists), self.url)
 
     def record_at(self, resource_version: str) -> Record:
-        """All four lists as they were at a resourceVersion, for runs that must all see the same; or Expired."""
+        """All five lists as they were at a resourceVersion, for runs that must all see the same; or Expired."""
         try:
             lists = [self._list_served(resource, resource_version, self._list_once) for resource in RESOURCES]
         except Expired as error:
@@ -163,8 +177,11 @@ class Api:
     def _list_served(self, resource: Resource, at: str, read: Callable[[Resource, str], Listing]) -> Listing:
         try:
             return read(resource, at)
-        except NotServed:
-            if resource is not SERVICE_CIDRS:
+        except (Forbidden, NotServed) as error:
+            if resource is ENDPOINTS:
+                # A role without them is one of an operator whose Services all have EndpointSlices.
+                return Listing(resource.kind, resource.api_version, "", ())
+            if resource is not SERVICE_CIDRS or isinstance(error, Forbidden):
                 raise
         # ServiceCIDRs are younger than the rest: v1 since 1.33, v1beta1 since 1.31. Without them the list is empty.
         try:

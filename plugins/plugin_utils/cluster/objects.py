@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 from ..addresses import family_of, parse_cidr, parse_ip, special
 from . import fields
 from .fields import InvalidObject, Object, Skipped
+from .mirror import LOST, read_endpoints, with_mirrored
 from .slices import read_slice
 from .snapshot import (
+    Endpoints,
     EndpointSlice,
     Node,
     PortSpec,
@@ -51,6 +53,7 @@ class Reader:
     def __init__(self) -> None:
         self._services: list[tuple[Service, str]] = []
         self._slices: list[tuple[EndpointSlice, str]] = []
+        self._endpoints: list[tuple[Endpoints, str]] = []
         self._nodes: list[tuple[Node, str]] = []
         self._service_cidrs: list[tuple[ServiceCIDR, str]] = []
         self._problems: list[Problem] = []
@@ -63,6 +66,7 @@ class Reader:
             ("EndpointSlice", "discovery.k8s.io/v1"): lambda obj: self._slices.append(
                 (read_slice(obj, self._problem), self._source)
             ),
+            ("Endpoints", "v1"): lambda obj: self._endpoints.append((read_endpoints(obj, self._problem), self._source)),
             ("Node", "v1"): lambda obj: self._nodes.append((self._node(obj), self._source)),
             ("ServiceCIDR", "networking.k8s.io/v1"): self._add_service_cidr,
             ("ServiceCIDR", "networking.k8s.io/v1beta1"): self._add_service_cidr,
@@ -117,14 +121,21 @@ class Reader:
 
     def snapshot(self) -> Snapshot:
         """What was collected."""
+        slices, lost = with_mirrored(self._unique("EndpointSlice", self._slices), self.endpoints())
+        if lost:
+            self._ignored[LOST] = lost
         return Snapshot(
             services=self._unique("Service", self._services),
-            slices=self._unique("EndpointSlice", self._slices),
+            slices=slices,
             nodes=self._unique("Node", self._nodes),
             service_cidrs=self._unique("ServiceCIDR", self._service_cidrs),
             problems=tuple(sorted(self._problems, key=str)),
             ignored=dict(sorted(self._ignored.items())),
         )
+
+    def endpoints(self) -> tuple[Endpoints, ...]:
+        """The Endpoints that were collected, whether or not they count."""
+        return self._unique("Endpoints", self._endpoints)
 
     def _unique(self, kind: str, objects: Iterable[tuple[T, str]]) -> tuple[T, ...]:
         """Sorted by namespace and name. Of an object given twice, one is kept, whatever the order of the files."""
@@ -170,6 +181,7 @@ class Reader:
         affinity = fields.one_of(spec, "spec", "sessionAffinity", ("None", "ClientIP"))
         annotations = fields.typed(metadata, "metadata", "annotations", dict, {})
         status = fields.typed(fields.typed(obj, "", "status", dict, {}), "status", "loadBalancer", dict, {})
+        ingress = list(self._ingress(status))
         return Service(
             namespace=namespace,
             name=name,
@@ -178,7 +190,7 @@ class Reader:
             cluster_ips=tuple(self._cluster_ips(spec, cluster_ip)),
             ip_families=tuple(fields.ip_families(spec)),
             external_ips=tuple(self._usable(parse_ip, spec, "spec", "externalIPs", "an IP address", vips=True)),
-            load_balancer_vips=tuple(self._vips(status)),
+            load_balancer_vips=tuple(ip for ip, mode in ingress if mode in (None, "VIP")),
             source_ranges=tuple(self._usable(_source_range, spec, "spec", "loadBalancerSourceRanges", "a CIDR")),
             sticky_seconds=self._sticky_seconds(spec) if affinity == "ClientIP" else 0,
             external_policy_local=fields.one_of(spec, "spec", "externalTrafficPolicy", ("Cluster", "Local")) == "Local",
@@ -195,6 +207,7 @@ class Reader:
             ),
             annotations=tuple(sorted(self._annotations(annotations))),
             created=self._created(metadata),
+            ingress_ips=tuple(ip for ip, _mode in ingress),
         )
 
     def _annotations(self, annotations: Object) -> Iterator[tuple[str, str]]:
@@ -267,16 +280,17 @@ class Reader:
             self._problem(field, f"{ip} {reason}; the entry is left out")
         return not reason
 
-    def _vips(self, status: Object) -> Iterator[str]:
+    def _ingress(self, status: Object) -> Iterator[tuple[str, object]]:
+        """Addresses of load balancers, each with its ipMode."""
         for path, entry in fields.mappings(status, "status.loadBalancer", "ingress"):
             text = fields.typed(entry, path, "ip", str, "")
-            if not text or entry.get("ipMode") not in (None, "VIP"):
+            if not text:
                 continue
             ip = parse_ip(text)
             if ip is None:
                 self._problem(f"{path}.ip", f"{fields.shown(text)} is not an IP address; the entry is left out")
             elif self._is_destination(f"{path}.ip", ip):
-                yield ip
+                yield ip, entry.get("ipMode")
 
     def _node(self, obj: Object) -> Node:
         metadata = fields.typed(obj, "", "metadata", dict, {})

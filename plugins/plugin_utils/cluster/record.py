@@ -19,6 +19,7 @@ from typing import Any
 from ..files import write_atomic
 from . import fields
 from .files import UnreadableFile
+from .mirror import LABEL_SKIP_MIRROR
 from .objects import (
     ANNOTATION_PREFIX,
     LABEL_PROXY_NAME,
@@ -39,6 +40,7 @@ KINDS = {
     "EndpointSlice": ("discovery.k8s.io/v1",),
     "Node": ("v1",),
     "ServiceCIDR": ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"),
+    "Endpoints": ("v1",),
 }
 
 
@@ -75,6 +77,7 @@ def _pod(reference: Any) -> Any:
 # What is kept: True means all, a mapping these members, a function what it returns. Lists go entry by entry.
 _WHOLE: Any = True
 _NAME = {"name": _WHOLE, "namespace": _WHOLE}
+_ADDRESS = {"ip": _WHOLE, "nodeName": _WHOLE, "targetRef": _pod}
 _KEPT: dict[str, Any] = {
     "Service": {
         "metadata": {
@@ -114,6 +117,14 @@ _KEPT: dict[str, Any] = {
         "status": {"addresses": _WHOLE, "capacity": {"cpu": _WHOLE}, "conditions": _readiness},
     },
     "ServiceCIDR": {"metadata": _NAME, "spec": {"cidrs": _WHOLE}},
+    "Endpoints": {
+        "metadata": {**_NAME, "labels": {LABEL_SKIP_MIRROR: _WHOLE, LABEL_HEADLESS: _WHOLE}},
+        "subsets": {
+            "addresses": _ADDRESS,
+            "notReadyAddresses": _ADDRESS,
+            "ports": dict.fromkeys(("name", "protocol", "port"), _WHOLE),
+        },
+    },
 }
 # Of a Node, what a rule can depend on: labels and readiness are for inventories.
 _NODE_RULES = {
@@ -149,7 +160,7 @@ _POD = re.compile(r',?"targetRef":(?:null|\{"kind":"Pod","name":"[-a-z0-9.]*"\})
 
 def rule_text(kind: str, item: str) -> str:
     """Of an item of a record, what a rule can depend on."""
-    if kind == "EndpointSlice":
+    if kind in ("EndpointSlice", "Endpoints"):
         return _POD.sub("", item)
     return _sound(_encode(_pruned(json.loads(item), _NODE_RULES))) if kind == "Node" else item
 
@@ -196,7 +207,7 @@ class Listing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """The four lists, and where they came from."""
+    """The five lists, and where they came from."""
 
     lists: tuple[Listing, ...]
     source: str

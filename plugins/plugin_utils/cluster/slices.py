@@ -21,7 +21,7 @@ LABEL_SERVICE_NAME = "kubernetes.io/service-name"
 
 Tell: TypeAlias = Callable[[str, str], None]
 
-_NO_HINTS: frozenset[str] = frozenset()
+NO_HINTS: frozenset[str] = frozenset()
 # The API's three-valued booleans; whatever else stands there is found by not being a key.
 _UNLESS_FALSE = {None: True, True: True, False: False}
 _IF_TRUE = {None: False, True: True, False: False}
@@ -83,16 +83,16 @@ def _endpoints(obj: Object, address_type: str, problem: Tell) -> Iterator[SliceE
                 _UNLESS_FALSE[conditions.get("ready")],
                 _UNLESS_FALSE[conditions.get("serving")],
                 _IF_TRUE[conditions.get("terminating")],
-                _hints(hints, "forZones") if hints else _NO_HINTS,
-                _hints(hints, "forNodes") if hints else _NO_HINTS,
-                _pod(entry.get("targetRef")),
+                _hints(hints, "forZones") if hints else NO_HINTS,
+                _hints(hints, "forNodes") if hints else NO_HINTS,
+                pod_name(entry.get("targetRef")),
             )
         except (AttributeError, KeyError, TypeError):
             # A hundred thousand endpoints are read without looking twice; what went wrong is found out here.
             problem(*_wrong_member(f"endpoints[{index}]", entry))
 
 
-def _pod(reference: object) -> str:
+def pod_name(reference: object) -> str:
     """The name of the Pod behind an endpoint. No rule has it, so one that is no name is left out without a word."""
     if not isinstance(reference, dict) or reference.get("kind") != "Pod":
         return ""

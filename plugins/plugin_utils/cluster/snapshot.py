@@ -42,6 +42,7 @@ class Service:
     ports: tuple[PortSpec, ...]
     annotations: tuple[tuple[str, str], ...] = ()  # only ours; never part of a rule line
     created: str = ""  # as the API server writes it, so that the older one sorts first; empty where it is not known
+    ingress_ips: tuple[str, ...] = ()  # all ingress entries with an ip, whatever their ipMode
     lost: frozenset[Destination] = frozenset()  # destinations that it claims and does not get
 
 
@@ -80,6 +81,15 @@ class EndpointSlice:
     address_type: str
     ports: tuple[SlicePort, ...]
     endpoints: tuple[SliceEndpoint, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoints:
+    """An Endpoints object, which has the name of its Service, as the EndpointSlices that it stands for."""
+
+    namespace: str
+    name: str
+    slices: tuple[EndpointSlice, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,16 +14,17 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
+from .mirror import LOST, with_mirrored
 from .objects import Reader
 from .record import Listing, digest_of, item_digest, item_of
-from .snapshot import EndpointSlice, Node, Problem, Service, ServiceCIDR, Snapshot
+from .snapshot import Endpoints, EndpointSlice, Node, Problem, Service, ServiceCIDR, Snapshot
 
-Facts: TypeAlias = Service | EndpointSlice | Node | ServiceCIDR
+Facts: TypeAlias = Service | EndpointSlice | Node | ServiceCIDR | Endpoints
 Key: TypeAlias = tuple[str, str, str]  # kind, namespace, name
 
 _NOTHING: Mapping[str, int] = {}
-_KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")
-F = TypeVar("F", Service, EndpointSlice, Node, ServiceCIDR)
+_KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR", "Endpoints")
+F = TypeVar("F", Service, EndpointSlice, Node, ServiceCIDR, Endpoints)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +52,7 @@ def read_object(obj: dict[str, Any], kind: str, api_version: str, item: str = ""
     reader = Reader()
     reader.add_object(obj, kind, api_version)
     read = reader.snapshot()
-    found: list[Facts] = [*read.services, *read.slices, *read.service_cidrs]
+    found: list[Facts] = [*reader.endpoints(), *read.services, *read.slices, *read.service_cidrs]
     # Labels and readiness are for inventories.
     found += [dataclasses.replace(node, labels=(), ready=False) for node in read.nodes]
     digest = item_digest(kind, item or item_of(kind, obj))
@@ -84,6 +85,7 @@ class Store:
         # What is made of all objects of a kind is kept until it is different.
         self._order: dict[str, list[Key]] = {}
         self._sorted: dict[str, tuple[Any, ...]] = {}
+        self._mirrored: tuple[object, object, tuple[tuple[EndpointSlice, ...], int]] | None = None
         self._odd: dict[Key, Entry] = {}  # those with problems, or with something that was ignored
 
     def keys(self, kind: str) -> set[Key]:
@@ -146,14 +148,24 @@ class Store:
             problems += entry.problems
             for sort, count in entry.ignored.items():
                 ignored[sort] = ignored.get(sort, 0) + count
+        slices, lost = self._slices()
+        if lost:
+            ignored[LOST] = lost
         return Snapshot(
             services=self._all("Service", Service),
-            slices=self._all("EndpointSlice", EndpointSlice),
+            slices=slices,
             nodes=self._all("Node", Node),
             service_cidrs=self._all("ServiceCIDR", ServiceCIDR),
             problems=tuple(sorted(problems, key=str)),
             ignored=dict(sorted(ignored.items())),
         )
+
+    def _slices(self) -> tuple[tuple[EndpointSlice, ...], int]:
+        """All slices, and how many Endpoints do not count; the same tuple as before if neither changed."""
+        slices, endpoints = self._all("EndpointSlice", EndpointSlice), self._all("Endpoints", Endpoints)
+        if self._mirrored is None or self._mirrored[0] is not slices or self._mirrored[1] is not endpoints:
+            self._mirrored = (slices, endpoints, with_mirrored(slices, endpoints))
+        return self._mirrored[2]
 
     def digest(self) -> str:
         """The digest of a record of everything that is known now."""

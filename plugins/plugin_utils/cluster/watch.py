@@ -1,12 +1,12 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""The cluster as it is now: the four lists, and then every change of them, for as long as somebody wants to know.
+"""The cluster as it is now: the five lists, and then every change of them, for as long as somebody wants to know.
 
     with Watch(lambda: connect(access)) as watch:
         while True:
             update = watch.next(timeout=30.0)       # blocks; None if nothing that matters happened in that time
             if update is not None:
-                update.initial                      # True once, when all four lists are complete
+                update.initial                      # True once, when all five lists are complete
                 update.changes                      # (ObjectChange(kind, namespace, name, action), …), sorted
                 update.snapshot                     # Snapshot of now; what did not change is the same object as before
                 update.received, update.triggered   # when the oldest of it was heard of, and what caused it
@@ -19,7 +19,7 @@ wait. In asyncio: `await asyncio.to_thread(watch.next, 5.0)`. `watch.trouble` sa
 A `base` is a Record that the caller has seen already: the first update then tells what is different from it, without
 an initial one. With `strict`, a missing right ends the watch at any time and not only at the beginning.
 
-Four threads follow a resource each. A watch that ends goes on from its last resourceVersion; one whose past the server
+Five threads follow a resource each. A watch that ends goes on from its last resourceVersion; one whose past the server
 has forgotten (410) starts with the whole list again, which is compared with what was known. A connection that breaks,
 or that is silent for longer than a watch lasts, is made anew, with credentials read anew: a token that was rotated and
 an API server that restarted are the same case.
@@ -157,7 +157,7 @@ class Watch:
 
     @property
     def trouble(self) -> str:
-        """Why what is known may be old, and since when; empty if all four watches are well."""
+        """Why what is known may be old, and since when; empty if all five watches are well."""
         with self._news:
             if not self._troubles:
                 return ""
@@ -209,7 +209,7 @@ class Watch:
     # -- the threads
 
     def _begin(self) -> None:
-        """The four lists, of one moment where the server can tell; then a thread for each."""
+        """The five lists, of one moment where the server can tell; then a thread for each."""
         if not self._listings:
             lists = self._persist("lists", _lists)
             if lists is None:
@@ -356,11 +356,11 @@ def _delay(failed: int) -> float:
 
 def _trigger(kind: str, obj: Mapping[str, Any]) -> tuple[tuple[str, str], float] | None:
     """The Service whose endpoints an object holds, and when the change of them began, if it says so."""
-    if kind != "EndpointSlice":
-        return None
     metadata = obj.get("metadata") or {}
     labels = metadata.get("labels")
-    service = labels.get(LABEL_SERVICE_NAME) if isinstance(labels, dict) else None
+    service = metadata.get("name") if kind == "Endpoints" else None
+    if kind == "EndpointSlice" and isinstance(labels, dict):
+        service = labels.get(LABEL_SERVICE_NAME)
     when = trigger_time(trigger_text(metadata))
     if when is None or not isinstance(service, str):
         return None

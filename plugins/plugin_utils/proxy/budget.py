@@ -22,9 +22,9 @@ BUNDLE_BYTES = 240_000_000
 # takes beside the names in its rules, and how many names those have. Then what affinity adds, and a policy Local, with
 # which two chains of a Service lead to it.
 _RULE, _RULES = 100, 6
-_ENDPOINT = {"iptables": (430, 3), "nftables": (240, 0), "ipvs": (230, 0)}
-_STICKY = {"iptables": (350, 1), "nftables": (1000, 10), "ipvs": (0, 0)}
-_LOCAL = {"iptables": (200, 1), "nftables": (100, 3), "ipvs": (0, 0)}  # once more with affinity
+_ENDPOINT = {"iptables": (430, 3), "nftables": (240, 0), "ipvs": (230, 0), "userspace": (170, 0)}
+_STICKY = {"iptables": (350, 1), "nftables": (1000, 10), "ipvs": (0, 0), "userspace": (100, 0)}
+_LOCAL = {"iptables": (200, 1), "nftables": (100, 3), "ipvs": (0, 0), "userspace": (0, 0)}  # once more with affinity
 # A pair of addresses in conntrack.udp, which has each endpoint with each frontend.
 _PAIR = 50
 

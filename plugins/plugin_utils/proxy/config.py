@@ -9,20 +9,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..addresses import family_of, parse_cidr, parse_ip
+from ..addresses import family_of, is_loopback, parse_cidr, parse_ip
 from ..cluster.objects import SCHEDULERS
 from ..errors import UserError
 from .warned import Warned
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-MODES = ("iptables", "ipvs", "nftables")
+MODES = ("iptables", "ipvs", "nftables", "userspace")
 NODE_PORT_KEYWORDS = ("primary", "localhost", "all")
 DETECT_LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}")
 _DURATION = re.compile(r"(?P<sign>[-+]?)(?P<parts>(?:[0-9]+(?:\.[0-9]*)?(?:ns|us|µs|ms|s|m|h))+|0)")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|µs|ms|s|m|h)")
+_PORT_RANGE = re.compile(r"(?P<first>[0-9]{1,5})(?:-(?P<last>[0-9]{1,5})|\+(?P<more>[0-9]{1,5}))?")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -71,6 +72,15 @@ class Ipvs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Userspace:
+    """`portRange` and `udpIdleTimeout`, which count in userspace mode alone."""
+
+    # kube-proxy leaves the choice to the kernel. These are neither node ports nor ports that the kernel gives out.
+    port_range: tuple[int, int] = (20000, 27999)  # the first and the last port
+    udp_idle_timeout: float = 0.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ProxyConfig:
     """What of a KubeProxyConfiguration decides on rules and sysctls, with kube-proxy's defaults."""
 
@@ -89,6 +99,7 @@ class ProxyConfig:
     min_sync_period: float = 1
     conntrack: Conntrack = Conntrack()
     ipvs: Ipvs = Ipvs()
+    userspace: Userspace = Userspace()
     feature_gates: tuple[tuple[str, bool], ...] = ()
     unknown: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # fields that kube-proxy would pass over
 
@@ -178,7 +189,9 @@ def parse_config(document: object) -> ProxyConfig:
         raise InvalidConfig([f"a {KIND} must be a mapping"])
     errors: list[str] = []
     unknown: list[str] = []
-    fields = dict(_checked(document, _FIELDS, "", errors, unknown))
+    # Later releases dropped the field with the mode.
+    known = {**_FIELDS, "udpIdleTimeout": Duration} if document.get("mode") == "userspace" else _FIELDS
+    fields = dict(_checked(document, known, "", errors, unknown))
     if document.get("apiVersion") != API_VERSION:
         errors.append(f"apiVersion: must be {API_VERSION}, not {document.get('apiVersion')!r}")
     if document.get("kind") != KIND:
@@ -252,6 +265,16 @@ def parse_duration(text: object) -> float | None:
     return -seconds if match["sign"] == "-" else seconds
 
 
+def parse_port_range(text: str) -> tuple[int, int] | None:
+    """The first and the last port of `FIRST-LAST`, `FIRST+MORE` or `PORT`; None of an empty text or of port 0."""
+    match = _PORT_RANGE.fullmatch(text.strip())
+    if match is None:
+        return None
+    first = int(match["first"])
+    last = int(match["last"] or first + int(match["more"] or 0))
+    return (first, last) if 0 < first <= last <= 65535 else None
+
+
 def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
     mode = fields.get("mode") or "iptables"
     section = "nftables" if mode == "nftables" else "iptables"
@@ -293,6 +316,10 @@ def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
             tcp_fin_timeout=fields.get("ipvs.tcpFinTimeout", 0),
             udp_timeout=fields.get("ipvs.udpTimeout", 0),
         ),
+        userspace=Userspace(
+            port_range=parse_port_range(fields.get("portRange", "")) or Userspace().port_range,
+            udp_idle_timeout=fields.get("udpIdleTimeout") or Userspace().udp_idle_timeout,
+        ),
         feature_gates=tuple(sorted((str(name), on) for name, on in gates.items() if name in _FEATURE_DEFAULTS)),
     )
 
@@ -320,6 +347,8 @@ def _invalid(fields: dict[str, Any], config: ProxyConfig) -> Iterator[str]:
             yield f"{field}: {fields[field]!r} is not IP:port with a port between 1 and 65535"
     yield from _invalid_node_port_addresses(config.node_port_addresses)
     yield from _invalid_detect_local(config)
+    if config.mode == "userspace":
+        yield from _invalid_userspace(fields, config)
     if config.mode == "ipvs":
         for name in ("tcpTimeout", "tcpFinTimeout", "udpTimeout"):
             if fields.get(f"ipvs.{name}", 0) < 0:
@@ -329,6 +358,16 @@ def _invalid(fields: dict[str, Any], config: ProxyConfig) -> Iterator[str]:
                 yield f"ipvs.excludeCIDRs: {cidr!r} is not a CIDR"
         if not re.fullmatch(r"[a-z]{1,16}", config.ipvs.scheduler):
             yield f"ipvs.scheduler: {config.ipvs.scheduler!r} is not the name of a scheduler"
+
+
+def _invalid_userspace(fields: dict[str, Any], config: ProxyConfig) -> Iterator[str]:
+    text = fields.get("portRange", "").strip()
+    if text not in ("", "0", "0-0") and parse_port_range(text) is None:
+        yield f"portRange: {text!r} is not FIRST-LAST, FIRST+MORE or one port, between 1 and 65535"
+    if config.userspace.udp_idle_timeout < 0.001:
+        yield "udpIdleTimeout: must be at least 1ms"
+    if config.bind_address and is_loopback(config.bind_address):
+        yield "bindAddress: must not be a loopback address in userspace mode"
 
 
 def _invalid_periods(fields: dict[str, Any], mode: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from .claims import EXTERNAL_IP, LOAD_BALANCER, Lost, Reserved, settle, settle_h
 from .config import ProxyConfig
 from .facts import own_addresses
 from .limits import CONTROL_PORTS, HEALTH_CHECK_PORTS, MOST_TOLD, port_range, too_large
+from .portals import with_all_ingress
 from .warned import Warned
 
 ACTIONS = ("warn", "omit", "refuse")
@@ -292,7 +293,7 @@ def under_policy(
     snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy, known: Known = NOTHING
 ) -> tuple[Snapshot, tuple[Warned, ...]]:
     """The cluster as the policy lets it be, and what there is to say about it; or RefusedVips."""
-    snapshot, too_much = _of_bearable_size(snapshot)
+    snapshot, too_much = _of_bearable_size(with_all_ingress(snapshot, config))
     found = check_vips(snapshot, config, policy, known)
     if found and policy.action == "refuse":
         raise RefusedVips(found)

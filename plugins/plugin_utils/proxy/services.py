@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ..addresses import Family, family_of
 from ..cluster.snapshot import PortSpec, Service
 from .config import ProxyConfig
+from .portals import MODE, with_portals
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def _kept(service: Service, port: PortSpec, addresses: tuple[str, ...]) -> tuple
 
 def service_ports(service: Service, family: Family, config: ProxyConfig) -> Iterator[ServicePort]:
     """The service ports of a Service in a family; none if it has no cluster IP there."""
+    if config.mode == MODE:
+        service = with_portals(service)
     ip = cluster_ip(service, family)
     if ip is None:
         return

@@ -9,7 +9,7 @@ PortView for all of them, so a backend can write it down once and remember it by
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from ..addresses import FAMILIES, Family, any_contains, family_of
@@ -29,6 +29,8 @@ from .facts import (
 )
 from .limits import ENDPOINTS_PER_PORT, MOST_TOLD
 from .port_view import PortView, PortViews, too_much
+from .portals import MODE
+from .proxy_ports import ProxyPorts, proxy_ports
 from .services import ServicePort, service_ports
 from .warned import Warned
 
@@ -72,6 +74,7 @@ class NodeView:
     facts: NodeFacts
     config: ProxyConfig
     families: tuple[FamilyView, ...]
+    proxy_ports: Mapping[ServicePortKey, int] = dataclasses.field(default_factory=dict)  # of userspace mode
 
 
 class ClusterView:
@@ -93,6 +96,7 @@ class ClusterView:
             family: before._ports[family] if before and same_services else self._service_ports(family, before)
             for family in FAMILIES
         }
+        self._proxy_ports = self._allotted(before if same_services else None)
         self._places: dict[Family, dict[ServiceName, tuple[int, tuple[ServicePort, ...]]]] = {}
         self._oversized: list[str] = []  # Services, and what of each is too much
         self._refused: dict[Family, list[PortViews]] = {family: [] for family in FAMILIES}  # those of such Services
@@ -104,6 +108,12 @@ class ClusterView:
         self._located = {family: self._positions(family, before) for family in FAMILIES}
         self._totals = {family: sum([len(each.endpoints) for each in views]) for family, views in self._views.items()}
         self._health = {family: self._health_checks(family) for family in FAMILIES}
+
+    def _allotted(self, before: ClusterView | None) -> ProxyPorts:
+        """Where the proxies of userspace mode listen; in other modes there are none."""
+        if before is not None:
+            return before._proxy_ports
+        return proxy_ports(self._snapshot.services, self._config) if self._config.mode == MODE else ProxyPorts()
 
     def _merged(
         self, before: ClusterView | None, changed: set[ServiceName]
@@ -217,7 +227,8 @@ class ClusterView:
 
         All others are as they would be without them.
         """
-        return (*self._config.warnings, *(Warned("left out", text) for text in self._oversized))
+        oversized = (Warned("left out", text) for text in self._oversized)
+        return (*self._config.warnings, *self._proxy_ports.warnings, *oversized)
 
     def dropped(self, after: ClusterView) -> Iterable[PortView]:
         """The views of service ports that a later view of the cluster does not have any more."""
@@ -259,6 +270,7 @@ class ClusterView:
             facts=facts,
             config=self._config,
             families=tuple(self._family_view(facts, family, ips) for family in families),
+            proxy_ports=self._proxy_ports.ports,
         )
 
     def _family_view(self, facts: NodeFacts, family: Family, ips: dict[Family, str]) -> FamilyView:

@@ -17,9 +17,10 @@ from ..engine import Engine
 from ..explain.service import state_of
 from ..proxy.endpoints import Endpoint
 from ..proxy.facts import InvalidFacts, UnusableNode
+from ..proxy.port_view import PortView
 from ..proxy.reasons import Judged, Reason, judge
 from ..proxy.traffic import Caller, Decision, Frontend, Reach, Traffic, Why
-from ..proxy.view import FamilyView, NodeView, PortView
+from ..proxy.view import FamilyView, NodeView
 from .words import natural
 
 _REACHES = {

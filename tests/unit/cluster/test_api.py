@@ -52,7 +52,7 @@ def test_all_objects_arrive_whatever_the_page_size(server: Server, monkeypatch: 
     monkeypatch.setattr(api_module, "PAGE_SIZE", 2)
     paged = read(server)
     assert paged == whole
-    assert paged.counts == {"Service": 5, "EndpointSlice": 3, "Node": 2, "ServiceCIDR": 0}
+    assert paged.counts == {"Service": 5, "EndpointSlice": 3, "Node": 2, "ServiceCIDR": 0, "Endpoints": 0}
     assert len(snapshot_of(paged).services) == 5
 
 
@@ -64,6 +64,11 @@ def test_it_asks_for_what_kube_proxy_asks_for(server: Server) -> None:
         "/apis/discovery.k8s.io/v1/endpointslices": ("!service.kubernetes.io/headless", None),
         "/api/v1/nodes": (None, None),
         "/apis/networking.k8s.io/v1/servicecidrs": (None, None),
+        "/api/v1/endpoints": (
+            "!endpoints.kubernetes.io/managed-by,endpointslice.kubernetes.io/skip-mirror!=true,"
+            "!service.kubernetes.io/headless",
+            None,
+        ),
     }
 
 
@@ -185,8 +190,13 @@ def test_a_forbidden_group_is_named(server: Server) -> None:
 
 def test_a_cluster_without_service_cidrs_is_read_all_the_same(server: Server) -> None:
     del server.objects["/apis/networking.k8s.io/v1/servicecidrs"]
-    assert read(server).counts == {"Service": 5, "EndpointSlice": 3, "Node": 2, "ServiceCIDR": 0}
+    assert read(server).counts == {"Service": 5, "EndpointSlice": 3, "Node": 2, "ServiceCIDR": 0, "Endpoints": 0}
     assert "/apis/networking.k8s.io/v1beta1/servicecidrs" in [path for path, _query in server.asked]
+
+
+def test_a_role_without_endpoints_reads_the_rest(server: Server) -> None:
+    server.once(status(403, "no"), "/api/v1/endpoints")
+    assert read(server).counts["Endpoints"] == 0
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

@@ -234,7 +234,7 @@ def test_other_malformed_objects_are_named(wrong: Any, message: str) -> None:
         ),
         (slice_of(addressType="FQDN"), "EndpointSlice of addressType FQDN"),
         ({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}, "Pod"),
-        ({"apiVersion": "v1", "kind": "Endpoints"}, "Endpoints"),
+        ({"apiVersion": "v2", "kind": "Endpoints"}, "Endpoints"),
         ({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "x"}}, "Service"),
         ({"apiVersion": "discovery.k8s.io/v1beta1", "kind": "EndpointSlice"}, "EndpointSlice"),
         ({"metadata": {}}, "(no kind)"),

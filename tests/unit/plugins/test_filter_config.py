@@ -28,7 +28,7 @@ def test_a_file_has_its_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [({"mode": "userspace"}, "kube_proxy_config: the KubeProxyConfiguration is not valid: mode"), ("/no", "/no")],
+    [({"mode": "ebpf"}, "kube_proxy_config: the KubeProxyConfiguration is not valid: mode"), ("/no", "/no")],
 )
 def test_what_is_no_configuration_is_refused_by_name(given: Any, told: str) -> None:
     with pytest.raises(AnsibleFilterError, match=told):

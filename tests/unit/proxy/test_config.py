@@ -246,11 +246,11 @@ def test_durations_are_those_of_go(text: Any, seconds: float | None) -> None:
         ({"kind": "ConfigMap"}, ["kind: must be KubeProxyConfiguration, not 'ConfigMap'"]),
         # all that is wrong is told at once
         (
-            {"conntrack": {"min": "x"}, "mode": "userspace", "clusterCIDR": "10.244.0.0", "kind": "ConfigMap"},
+            {"conntrack": {"min": "x"}, "mode": "ebpf", "clusterCIDR": "10.244.0.0", "kind": "ConfigMap"},
             [
                 "conntrack.min: must be an integer, not 'x'",
                 "kind: must be KubeProxyConfiguration, not 'ConfigMap'",
-                "mode: 'userspace' is not one of iptables, ipvs, nftables",
+                "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace",
                 "clusterCIDR: must be one CIDR, or two of different families, separated by a comma",
             ],
         ),
@@ -259,9 +259,9 @@ def test_durations_are_those_of_go(text: Any, seconds: float | None) -> None:
             ["detectLocal.bridgeInterface: must be a string, not 0"],
         ),
         (
-            {"mode": "userspace", "oomScoreAdj": 2000},
+            {"mode": "ebpf", "oomScoreAdj": 2000},
             [
-                "mode: 'userspace' is not one of iptables, ipvs, nftables",
+                "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace",
                 "oomScoreAdj: must be between -1000 and 1000",
             ],
         ),

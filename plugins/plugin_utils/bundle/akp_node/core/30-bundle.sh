@@ -98,7 +98,7 @@ manifest() {
                 [ "$api" = akp/v2 ] || return 1
                 ;;
             /kind) b_kind=$value; case $value in Bundle | Delta) ;; *) return 1 ;; esac ;;
-            /mode) b_mode=$value; case $value in iptables | ipvs | nftables) ;; *) return 1 ;; esac ;;
+            /mode) b_mode=$value; case $value in iptables | ipvs | nftables | userspace) ;; *) return 1 ;; esac ;;
             /node) b_node=$value ;;
             /base) b_base=$value; is_hex64 "$value" || return 1 ;;
             /generation) b_generation=$value; is_hex64 "$value" || return 1 ;;
