@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry import rival
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek, peek_configuration
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.configuration import (
+    Configuration,
+    Kept,
+    announced,
+    other_mode,
+    read_kept,
+)
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import approval
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import progress as following
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
@@ -33,6 +40,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.directo
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.notes import (
     CONTROL,
     About,
+    Configured,
     Planned,
     Pushed,
     Refused,
@@ -60,6 +68,7 @@ class ActionModule(ControlAction):
         "signatures": "kube_proxy_signatures",
         "signing_key": "kube_proxy_signing_key",
         "allow_running": "kube_proxy_allow_running",
+        "allow_mode_change": "kube_proxy_allow_mode_change",
     }
     RULES: ClassVar[dict[str, Any]] = {"required_by": {"plan_digest": "plan"}}
 
@@ -89,11 +98,21 @@ class ActionModule(ControlAction):
         if options["approval"] == "frontends" and not plan and not planning:
             clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
             snapshot = clusters[0][0]
-        choices = Choices.of(options)
-        outcome = Outcome()
+        configuration = self._configuration(options, directory, snapshot, approved)
+        choices = configuration.choices
+        # Whoever approved a plan was told of its settings.
+        allowed = bool(approved) or options["allow_mode_change"]
+        kept = read_kept(directory.config)
+        settings = configuration.refuse_changes(kept, allowed=allowed)
+        outcome = Outcome(warnings=configuration.warnings)
         for cluster, its in clusters:
             outcome.include(without_collection(partial(render, directory, cluster, choices, its)))
         outcome.warnings += waiting
+        modes = self._other_modes(directory, targets or (), choices.proxy.mode)
+        outcome.warnings += announced(settings, modes, choices.proxy.mode)
+        if not allowed:
+            outcome.errors.update({host: other_mode(had, choices.proxy.mode) for host, had in modes.items()})
+            outcome.stale = sorted({*outcome.stale, *modes})
         if targets is not None:
             outcome.warnings += self._uncovered(targets, outcome)
             if not options["allow_running"]:
@@ -105,8 +124,11 @@ class ActionModule(ControlAction):
         if options["prove"]:
             for cluster, its in clusters:
                 _prove(cluster, choices, targets if its is None else its, steps)
+        directory.note(Configured(choices.proxy.mode, configuration.origin, Kept.of(choices).document), CONTROL)
         if not planning:
             self._agreed(options, directory, approved, frontends, steps, outcome)
+        if not self.check and outcome.generations.keys() - outcome.errors.keys():
+            Kept.of(choices).write(directory.config)
         steps = _steps(targets or (), outcome)
         about = About(peek(snapshot))
         if approved:
@@ -148,6 +170,24 @@ class ActionModule(ControlAction):
             "seconds": round(times["ended"] - times["began"], 2),
         }
 
+    def _configuration(
+        self, options: dict[str, Any], directory: WorkDirectory, snapshot: Path, approved: approval.Approval | None
+    ) -> Configuration:
+        """What holds in this run: as it is told, as the plan has it, as the last run left it, as the cluster has it."""
+        plan = Kept.read(approved.plan.get("configuration")) if approved else None
+        kept = read_kept(directory.config)
+        return Configuration.of(options, kept=kept, cluster=peek_configuration(snapshot), plan=plan)
+
+    @staticmethod
+    def _other_modes(directory: WorkDirectory, targets: Iterable[Target], mode: str) -> dict[str, str]:
+        """Hosts that have something applied in another mode, and that mode."""
+        found = {}
+        for each in targets:
+            status = (directory.answer(each.host) or {}).get("status") or {}
+            if each.recorded and status.get("mode") not in (None, "", mode):
+                found[each.host] = str(status["mode"])
+        return found
+
     def _approved(self, plan: Path | None, options: Mapping[str, Any]) -> approval.Approval | None:
         """The plan to follow, if enough have agreed to it."""
         if plan is None:
@@ -183,10 +223,10 @@ class ActionModule(ControlAction):
     def _contested(self, directory: WorkDirectory, targets: Iterable[Target], outcome: Outcome) -> None:
         """Leave hosts alone where kube-proxy runs; who only looks is told."""
         for each in targets:
-            processes = (directory.answer(each.host) or {}).get("kubeProxy")
-            if not processes:
+            signs = (directory.answer(each.host) or {}).get("kubeProxy")
+            if not signs:
                 continue
-            told = rival.told(each.host, each.node, processes)
+            told = rival.told(each.host, each.node, signs)
             if self.check:
                 outcome.warnings += (Warned("kube-proxy runs beside", told),)
                 continue

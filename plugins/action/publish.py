@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.configuration import (
+    Configuration,
+    Kept,
+    announced,
+    read_kept,
+)
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.errors import UserError, described
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.proof import refuse_unproved
@@ -43,6 +48,7 @@ class ActionModule(ControlAction):
         "nodes": "kube_proxy_publish_nodes",
         "max_removed_percent": "kube_proxy_max_removed_percent",
         "prove": "kube_proxy_prove",
+        "allow_mode_change": "kube_proxy_allow_mode_change",
     }
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +65,11 @@ class ActionModule(ControlAction):
         watch = Stopwatch()
         directory = self.directory(options)
         snapshot = Path(options["snapshot"]).expanduser() if options["snapshot"] else directory.snapshot
-        inputs = Inputs(read_record(snapshot), Choices.of(options), directory.gathered())
+        record, kept = read_record(snapshot), read_kept(directory.config)
+        configuration = Configuration.of(options, kept=kept, cluster=record.configuration)
+        settings = configuration.refuse_changes(kept, allowed=options["allow_mode_change"])
+        inputs = Inputs(record, configuration.choices, directory.gathered())
+        told = (*configuration.warnings, *announced(settings, {}, inputs.choices.proxy.mode))
         terms = Terms(
             options["cluster"],
             tuple(Path(key).expanduser() for key in options["keys"]),
@@ -80,6 +90,8 @@ class ActionModule(ControlAction):
             report = without_collection(lambda: run(check=self.check))
         except (UserError, OSError) as error:
             raise AnsibleActionFail(described(error), result={"ledger": auditor.told}) from None
+        if not self.check:
+            Kept.of(inputs.choices).write(directory.config)
         times = watch.fields()
         by_action: dict[str, list[str]] = {"changed": [], "renewed": [], "unchanged": []}
         for each in report.nodes:
@@ -97,7 +109,11 @@ class ActionModule(ControlAction):
             "ledger": auditor.told,
             "seconds": round(times["ended"] - times["began"], 2),
         }
-        warnings = [*inputs.warnings, *(f"node {node} is not published: {why}" for node, why in report.errors.items())]
+        warnings = [
+            *(f"{each.heading}: {each.text}" for each in told),
+            *inputs.warnings,
+            *(f"node {node} is not published: {why}" for node, why in report.errors.items()),
+        ]
         return {**result, "warnings": warnings} if warnings else result
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,11 +18,13 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.objects import Reader
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import (
     Record,
+    configuration_of,
     peek,
     read_record,
     record_of,
     snapshot_of,
 )
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.configuration import from_cluster, read_kept
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.base import (
     API_VARIABLES,
     ControlAction,
@@ -43,6 +46,7 @@ class ActionModule(ControlAction):
         "digest": "kube_proxy_snapshot_digest",
         "timeout": "kube_proxy_api_timeout",
         "strict": "kube_proxy_strict",
+        "config": "kube_proxy_config",
     }
     RULES: ClassVar[dict[str, Any]] = {
         "mutually_exclusive": [
@@ -57,7 +61,8 @@ class ActionModule(ControlAction):
         watch = Stopwatch()
         directory = self.directory(options)
         dest = Path(options["dest"]).expanduser() if options["dest"] else directory.snapshot
-        record, problems = without_collection(lambda: _read(options))
+        configuration = from_cluster(options, read_kept(directory.config))
+        record, problems = without_collection(lambda: _read(options, configuration))
         if options["strict"] and problems:
             shown = "\n".join(problems[:20])
             raise AnsibleActionFail(f"{len(problems)} parts of the cluster cannot be used, and strict is set:\n{shown}")
@@ -95,7 +100,7 @@ def _triggered(record: Record, before: Path) -> list[float]:
         return []
 
 
-def _read(options: Mapping[str, Any]) -> tuple[Record, list[str]]:
+def _read(options: Mapping[str, Any], configuration: str) -> tuple[Record, list[str]]:
     """The cluster and, where they had to be looked at anyway, the objects that cannot be used."""
     if options["cluster_dir"]:
         return _from_files(Path(options["cluster_dir"]).expanduser())
@@ -104,7 +109,9 @@ def _read(options: Mapping[str, Any]) -> tuple[Record, list[str]]:
     from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import connect
 
     with connect(Access.of(options), timeout=options["timeout"]) as api:
+        text = api.configuration_if(configuration)
         record = api.record_at(options["resource_version"]) if options["resource_version"] else api.record()
+        record = dataclasses.replace(record, configuration=text)
     if not options["strict"]:
         return record, []
     return record, [str(problem) for problem in snapshot_of(record).problems]
@@ -117,4 +124,5 @@ def _from_files(path: Path) -> tuple[Record, list[str]]:
         for document in documents(file):
             reader.add(document, str(file))
             found.append(document)
-    return record_of(found, str(path)), [str(problem) for problem in reader.snapshot().problems]
+    record = dataclasses.replace(record_of(found, str(path)), configuration=configuration_of(found))
+    return record, [str(problem) for problem in reader.snapshot().problems]

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import peek
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.approval import plan_text, write_plan
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.approval import (
+    plan_file,
+    plan_text,
+    write_plan,
+)
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.groups import lines_of
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.metrics import Freshness, note_run
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.progress import conclude
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.removal_limit import Frontends, shown
@@ -67,6 +72,8 @@ class ActionModule(ControlAction):
                     except OSError as error:
                         # The rules are on the nodes; that nobody can count them is no reason to call the run failed.
                         result["warnings"] = [f"no metrics were written: {described(error)}"]
+        if not options["write_plan"] and summary.long:
+            lines.append(f"all changes, by nodes and Services: {directory.keep_lines(lines_of(summary.changes))}")
         if options["write_plan"] and (summary.stopped or not (summary.changed or summary.unchanged)):
             lines.append("no plan was written")
         elif options["write_plan"]:
@@ -75,6 +82,8 @@ class ActionModule(ControlAction):
             content = plan_of(notes, peek(snapshot))
             cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
             plan = write_plan(path, content, snapshot, cluster, [*plan_text(content), *lines])
+            if summary.long:
+                lines.append(f"all changes, by nodes and Services: {plan_file(path, 'txt')}")
             lines += [f"plan: {path}", f"digest: {plan['digest']}", f"it is signed with: akp approve {path} --key KEY"]
             result |= {"plan": str(path), "plan_digest": plan["digest"]}
         return {**result, "lines": lines}

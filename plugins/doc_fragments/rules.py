@@ -19,15 +19,24 @@ options:
     description:
       - A C(KubeProxyConfiguration), as the path of a YAML or JSON file or as a mapping. In a mapping C(apiVersion) and
         C(kind) may be left out. C(mode) in it chooses how rules are written.
-      - Without it, kube-proxy's defaults hold.
+      - V(cluster) is that of the cluster's own kube-proxy, in the ConfigMap C(kube-system/kube-proxy), as the snapshot
+        has it.
+      - Without it, the one holds that the last run left in O(dir), else that of the snapshot, or else kube-proxy's
+        defaults.
       - If not given, the variable C(kube_proxy_config) holds.
     type: raw
   compat:
     description:
-      - The kube-proxy minor whose rules are written.
+      - The kube-proxy minor whose rules are written. The default is that of the last run in O(dir), or V(1.37).
       - If not given, the variable C(kube_proxy_compat) holds.
     type: str
-    default: "1.37"
+  allow_mode_change:
+    description:
+      - Let the mode, O(compat) or the fields of O(config) that rules depend on be others than those of the last run in
+        O(dir). Otherwise nothing is rendered, and a host that has rules of another mode is left as it is.
+      - If not given, the variable C(kube_proxy_allow_mode_change) holds.
+    type: bool
+    default: false
   schedulers:
     description:
       - Schedulers of single Services in ipvs mode, by V(namespace/name); kube-proxy has one for all.

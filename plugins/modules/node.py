@@ -276,9 +276,11 @@ kept:
   elements: str
   returned: O(state=gathered)
 kube_proxy:
-  description: Processes of a kube-proxy that runs there. With O(command) nothing but the node program can be asked.
+  description:
+    - What tells of a kube-proxy that runs there, which is its process, its metrics port, or chains of Services that it
+      wrote since the last apply.
   type: list
-  elements: int
+  elements: str
   returned: O(state=gathered)
 drift:
   description: How many differences there are between what was applied and what is there, if all rules were compared.

@@ -52,6 +52,13 @@ options:
       - If not given, the variable C(kube_proxy_api_timeout) holds.
     type: int
     default: 60
+  config:
+    description:
+      - V(cluster) reads the configuration of the cluster's own kube-proxy as well, from the ConfigMap
+        C(kube-system/kube-proxy), and fails if it cannot. Without any, and if no run has left one in O(dir), it is read
+        where that is possible. Anything else is for M(agentless.kube_proxy.bundle).
+      - If not given, the variable C(kube_proxy_config) holds.
+    type: raw
   strict:
     description:
       - Fail if an object cannot be used, instead of leaving it out.

@@ -7,6 +7,8 @@ Options of the modules, variables of the roles, arguments of `akp` and settings 
     choices = Choices.of({"config": "kube-proxy.yaml", "compat": "1.36", "vip_policy": "omit"})
     choices.proxy           # the KubeProxyConfiguration, parsed
     choices.policy          # which addresses Services may claim
+
+The configuration and its version belong to the cluster: `configuration.py` finds them where the settings have none.
 """
 
 from __future__ import annotations
@@ -103,6 +105,21 @@ def load_config(config: str | Mapping[str, Any] | None) -> dict[str, Any]:
             raise UnreadableFile(f"{config}: must hold one KubeProxyConfiguration")
         return dict(found[0])
     return {**_HEAD, **(config or {})}
+
+
+def config_fields(config: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a configuration that say something, by their paths, as JSON."""
+    found: dict[str, str] = {}
+
+    def walk(path: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key in sorted(value, key=str):
+                walk(f"{path}.{key}" if path else str(key), value[key])
+        elif value not in (None, "", []):
+            found[path] = json.dumps(value)
+
+    walk("", {key: value for key, value in config.items() if key not in _HEAD})
+    return found
 
 
 def _several(settings: Mapping[str, Any], name: str) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ from tests.lab import Lab, Node
 from tests.lab.program import PROGRAM
 
 from .play import ROOT, playbook
+from .test_rival import kube_proxy
 
 ACCESS = ROOT / "examples" / "access"
 SUDO = "sudo -n /usr/local/sbin/akp-node"
@@ -107,4 +108,7 @@ def test_a_key_with_the_forced_command_can_sync_and_do_nothing_else(
         assert done.returncode != 0, command
         assert "uid=" not in done.stdout, command
     assert '"state": "applied"' in as_akp(nodes, account, "akp-node status").stdout
+    with kube_proxy(account) as process:
+        stopped = playbook("sync-services", hosts, tmp_path, "--limit", "n1", check=False)
+    assert f"kube-proxy runs on n1 (process {process})" in stopped.summary[1]
     assert playbook("cleanup_services", hosts, tmp_path, "--limit", "n1").changed == {"n1": 1}

@@ -216,6 +216,7 @@ def test_a_plan_tells_of_settings_beside_services(inventory: Path, tmp_path: Pat
     config = yaml.safe_load((SHOP / "kube-proxy.yaml").read_text())
     config |= {"iptables": {"masqueradeAll": True, "localhostNodePorts": False}}
     more = {"kube_proxy_cluster_dir": str(external_ip(tmp_path / "more")), "kube_proxy_config": config}
+    more["kube_proxy_allow_mode_change"] = "true"
     shown = approve(planned(playbook("plan_services", inventory, tmp_path, variables=more)), keys["alice"])
     assert "      + iptables.masqueradeAll true\n" in shown
     assert "      - net.ipv4.conf.all.route_localnet = 1\n" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,12 +51,40 @@ def test_a_sync_stops_for_a_node_where_kube_proxy_runs(nodes: Lab, inventory: Pa
         state = next(
             each.result for each in playbook("gather_state", inventory, tmp_path).of("node") if each.host == "n1"
         )
-        assert state["kube_proxy"] == [process]
+        assert state["kube_proxy"] == [f"process {process}"]
         meant = playbook("sync-services", inventory, tmp_path, "-e", "kube_proxy_allow_running=true")
         assert meant.changed == {"n1": 1, "n2": 0, "n3": 0}
         # It is up to date now, but will not stay so.
         assert playbook("sync-services", inventory, tmp_path, check=False).code == 2
     assert playbook("sync-services", inventory, tmp_path).changed == {"n1": 0, "n2": 0, "n3": 0}
+
+
+def test_a_kube_proxy_that_is_no_process_is_known_by_its_port_and_by_what_it_writes(
+    nodes: Lab, inventory: Path, tmp_path: Path
+) -> None:
+    first, second = nodes.node("n1"), nodes.node("n2")
+    playbook("sync-services", inventory, tmp_path)
+    # As within k3s: nothing is called kube-proxy, but its metrics port is taken. On n2 it has just written a Service.
+    listening = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 10249)); print(flush=True); time.sleep(600)"
+    )
+    chain = "KUBE-SVC-ABCDEFGH234567AB"
+    second.run(["iptables", "-t", "nat", "-N", chain])
+    with subprocess.Popen(first.enter([sys.executable, "-c", listening]), stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            run = playbook("sync-services", inventory, tmp_path, check=False)
+        finally:
+            process.kill()
+    assert run.code == 2
+    assert run.summary[0] == "3 nodes: 0 changed, 1 unchanged, 2 failed"
+    assert "no process of that name is seen, but its metrics port 10249 is taken" in run.summary[1]
+    assert f"since the last apply, something wrote {chain}" in run.summary[2]
+    assert chain in rules(second)
+    meant = playbook("sync-services", inventory, tmp_path, "-e", "kube_proxy_allow_running=true")
+    assert meant.changed == {"n1": 0, "n2": 1, "n3": 0}
+    assert chain not in rules(second)
 
 
 def test_the_advice_for_a_node_is_about_that_node(nodes: Lab, inventory: Path, tmp_path: Path) -> None:

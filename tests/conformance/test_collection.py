@@ -15,6 +15,7 @@ import yaml
 from tests.collection.play import ROOT, Run, playbook
 from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
+from tests.controlplane.client import Client
 from tests.lab import Lab
 from tests.lab.program import PROGRAM
 
@@ -37,9 +38,12 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def token(plane: ControlPlane) -> str:
     """A token of the service account of the shipped manifest, made as its comment says."""
-    account, role, binding = yaml.safe_load_all(RBAC.read_text())
+    account, role, binding, *configuration = yaml.safe_load_all(RBAC.read_text())
     for obj in (role, binding):
         plane.client.create({**obj, "metadata": {"name": "shipped"}} | _renamed(obj))
+    for obj in configuration:
+        kind, namespace = f"{obj['kind'].lower()}s", obj["metadata"]["namespace"]
+        plane.client.request("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{kind}", obj)
     path = f"/api/v1/namespaces/{account['metadata']['namespace']}/serviceaccounts"
     plane.client.request("POST", path, account)
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
@@ -203,6 +207,49 @@ def test_a_wrong_token_and_a_missing_right_are_told_apart(
     assert forbidden.summary[-2].startswith("stopped: ")
     for run in (wrong, forbidden):
         assert all(counts["changed"] == 0 for counts in run.recap.values())
+
+
+def config_map(name: str, mode: str) -> dict[str, Any]:
+    """As kubeadm leaves the configuration of a kube-proxy."""
+    config = {**yaml.safe_load((ROOT / "examples" / "shop" / "kube-proxy.yaml").read_text()), "mode": mode}
+    data = {"config.conf": yaml.safe_dump(config), "kubeconfig.conf": "apiVersion: v1\n"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def test_the_configuration_is_the_clusters_own(
+    plane: ControlPlane, token: str, inventory: Path, tmp_path: Path
+) -> None:
+    path = "/api/v1/namespaces/kube-system/configmaps"
+    missing = sync(plane, token, inventory, tmp_path, kube_proxy_config="cluster", check=False)
+    said = " ".join(missing.output.split())
+    assert missing.code != 0
+    assert "the API server does not serve /api/v1/namespaces/kube-system/configmaps/kube-proxy (404)" in said
+    for name in ("kube-proxy", "other"):
+        plane.client.request("POST", path, config_map(name, "nftables"))
+    try:
+        # A first run finds it by itself; the next ones take it from the working directory.
+        first = sync(plane, token, inventory, tmp_path, kube_proxy_config="")
+        assert "mode nftables, by the configuration of the ConfigMap kube-system/kube-proxy" in first.summary
+        assert first.changed == dict.fromkeys(ALL, 1)
+        again = sync(plane, token, inventory, tmp_path, kube_proxy_config="")
+        assert "mode nftables, by the configuration of the last run" in again.summary
+        assert again.changed == dict.fromkeys(ALL, 0)
+        asked = sync(plane, token, inventory, tmp_path, kube_proxy_config="cluster")
+        assert asked.changed == dict.fromkeys(ALL, 0)
+        # The account reads that one object and no other.
+        account = Client(plane.namespace, ADDRESS, 6443, plane.pki.ca, token)
+        assert account.request("GET", f"{path}/kube-proxy")["kind"] == "ConfigMap"
+        for forbidden in (f"{path}/other", path, "/api/v1/namespaces/default/configmaps/kube-proxy"):
+            with pytest.raises(ApiError, match="403"):
+                account.request("GET", forbidden)
+        # What the cluster changed is not carried out before somebody asked for it.
+        plane.client.request("PUT", f"{path}/kube-proxy", config_map("kube-proxy", "iptables"))
+        refused = sync(plane, token, inventory, tmp_path, kube_proxy_config="cluster", check=False)
+        assert refused.code != 0
+        assert "mode nftables -> iptables" in " ".join(refused.output.split())
+    finally:
+        for name in ("kube-proxy", "other"):
+            plane.client.request("DELETE", f"{path}/{name}")
 
 
 def test_credentials_in_the_environment_work_as_in_kubernetes_core(

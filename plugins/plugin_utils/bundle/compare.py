@@ -108,8 +108,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
         if old == new:
             continue
         if field in _ENDPOINTS:
-            yield from (f"- {_ENDPOINTS[field]} {e}" for e in old or () if e not in (new or ()))
-            yield from (f"+ {_ENDPOINTS[field]} {e}" for e in new or () if e not in (old or ()))
+            had, has = set(old or ()), set(new or ())
+            yield from (f"- {_ENDPOINTS[field]} {e}" for e in old or () if e not in has)
+            yield from (f"+ {_ENDPOINTS[field]} {e}" for e in new or () if e not in had)
         else:
             yield f"~ {field} {_shown(old)} -> {_shown(new)}"
 

@@ -290,6 +290,8 @@ _RESULT = _mapping(
         "addresses": _addresses,
         "tcpBeLiberal": _COUNT,
         "routeLocalnetLeft": _truth,
+        "kubeProxy": _list_of(_whole(1_000_000_000), 20),
+        "kubeProxyPort": _truth,
         "status": _STATUS,
         "changed": _truth,
         "node": _or_null(_word),

@@ -1,31 +1,57 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""A kube-proxy that runs on a node which is to get its rules from here: each would undo the other's work."""
+"""A kube-proxy that runs on a node which is to get its rules from here: each would undo the other's work.
+
+The node program looks for its process and for its port. Some distributions run it within another program (k3s,
+MicroK8s), and a process may be hidden; then the port tells, or what it writes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from .scripts import script
-
-# Prints a line for each, before the node program answers.
-LOOK = script("rival")
-_LINE = re.compile(r'\{"kubeProxy": ([1-9][0-9]{0,9})\}')
-_MOST = 20
-
-
-def running(lines: Iterable[str]) -> list[int]:
-    """The processes that were seen, by what the node printed."""
-    found = (_LINE.fullmatch(line) for line in lines)
-    return [int(each[1]) for each in found if each][:_MOST]
+# Chains of Services and endpoints. An apply leaves none that its bundle does not name, and people do not make these up.
+_OF_SERVICES = re.compile(
+    r"KUBE-(?:SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}|(?:service|external|firewall|endpoint|affinity)-[A-Z2-7]{8}-.+"
+)
+_SHOWN = 3
 
 
-def told(host: str, node: str, processes: Sequence[int]) -> str:
+def signs(answer: Mapping[str, Any]) -> list[str]:
+    """What tells of a kube-proxy there, by the answer of `akp-node ask`; nothing if there is none."""
+    found = []
+    processes = answer.get("kubeProxy") or []
+    if processes:
+        found.append(f"process {', '.join(map(str, processes))}")
+    elif answer.get("kubeProxyPort"):
+        found.append("no process of that name is seen, but its metrics port 10249 is taken")
+    written = _written(answer.get("status") or {})
+    if written:
+        more = f" and {len(written) - _SHOWN} more" if len(written) > _SHOWN else ""
+        found.append(f"since the last apply, something wrote {', '.join(written[:_SHOWN])}{more}")
+    return found
+
+
+def _written(status: Mapping[str, Any]) -> list[str]:
+    """Chains of Services that are in the kernel and in nothing that was applied.
+
+    Only while our own markers are all there: chains of a run that was cut short, and old rules that were loaded at
+    boot, come with other markers or none.
+    """
+    if status.get("state") != "applied" or not status.get("generation"):
+        return []
+    stale = (each for each in status.get("differences") or () if each.get("kind") == "stale-chain")
+    names = (str(each.get("chain") or each.get("name") or "") for each in stale)
+    return sorted({name for name in names if _OF_SERVICES.fullmatch(name)})
+
+
+def told(host: str, node: str, found: Sequence[str]) -> str:
     """For people."""
     return (
-        f"kube-proxy runs on {host} (process {', '.join(map(str, processes))}), and two writers of the same rules undo "
-        f"each other's work. Keep it away from this node alone: `kubectl label node {node} "
-        "kube-proxy.agentless.io/node=`, once its DaemonSet has the affinity that docs/migration.md gives it. With "
-        "kube_proxy_allow_running=true it may run beside"
+        f"kube-proxy runs on {host} ({'; '.join(found)}), and two writers of the same rules undo each other's work. "
+        f"Keep it away from this node alone: `kubectl label node {node} kube-proxy.agentless.io/node=`, once its "
+        "DaemonSet has the affinity that docs/migration.md gives it. With kube_proxy_allow_running=true it may run "
+        "beside"
     )

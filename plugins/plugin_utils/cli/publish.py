@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ..cluster.files import cluster_files, documents
 from ..cluster.record import record_of
+from ..configuration import Configuration, Kept, announced, read_kept
 from ..ledger import FILE
 from ..plan.audit import Auditor, who
 from ..publish.publishing import History, Inputs, publish
 from ..publish.store import Publication, Terms
 from ..texts import visible
 from .console import Progress, UsageError, report_left_out
-from .render import add_input_options, add_rule_options, choices_of, gathered_facts
+from .render import add_input_options, add_rule_options, gathered_facts, settings_of
 
 _DESCRIPTION = """\
 Writes a directory that nodes pull from (akp-pull), over any static web server or file share:
@@ -92,6 +93,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="PLACE",
         help="syslog, or a file that gets each entry of the ledger as well",
     )
+    parser.add_argument(
+        "--allow-mode-change",
+        action="store_true",
+        help="publish another mode, version or other settings of all nodes than the last time",
+    )
     parser.add_argument("--renew", action="store_true", help="sign everything anew, e.g. with another key")
     add_rule_options(parser)
     parser.set_defaults(run=run)
@@ -117,9 +123,14 @@ def run(args: argparse.Namespace) -> int:
             record = record_of(
                 (each for file in cluster_files(args.cluster) for each in documents(file)), str(args.cluster)
             )
-            inputs = Inputs(record, choices_of(args), gathered_facts(args.facts))
+            kept_file = history.with_name("config.json")
+            kept = read_kept(kept_file)
+            configuration = Configuration.of(settings_of(args), kept=kept)
+            settings = configuration.refuse_changes(kept, allowed=args.allow_mode_change)
+            inputs = Inputs(record, configuration.choices, gathered_facts(args.facts))
             report_left_out(inputs.snapshot, strict=args.strict)
-            for warning in inputs.warnings:
+            told = [f"{each.heading}: {each.text}" for each in announced(settings, {}, inputs.choices.proxy.mode)]
+            for warning in (*told, *inputs.warnings):
                 print(visible(f"warning: {warning}"), file=sys.stderr)
             terms = Terms(args.cluster_name, tuple(args.key), args.valid_for, args.grace, args.renew)
             progress.step("publishing")
@@ -131,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
                 args.max_removed,
                 partial(auditor.write, "publish", snapshot=record.digest),
             )
+            Kept.of(inputs.choices).write(kept_file)
     finally:
         # Not at the end: what matters most is the entry of a run that failed.
         if auditor.told:

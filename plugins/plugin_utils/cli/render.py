@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     # One large structure without cycles, and then the end: looking for garbage would cost a fifth of the time.
     gc.disable()
     with Progress() as progress:
-        engine = Engine(choices_of(args))
+        engine = Engine(Choices.of(settings_of(args)))
         snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
         report_left_out(snapshot, strict=args.strict)
         nodes = _nodes(args, engine.choices.proxy.hostname_override, snapshot)
@@ -154,21 +154,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def choices_of(args: argparse.Namespace) -> Choices:
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_input_options` and `add_rule_options` asked for."""
-    return Choices.of(
-        {
-            "config": str(args.config),
-            "compat": args.compat,
-            "schedulers": dict(each.partition("=")[::2] for each in args.scheduler),
-            "scheduler_annotations": args.scheduler_annotations,
-            "vip_policy": args.vips,
-            "external_ip_cidrs": args.external_ips,
-            "load_balancer_cidrs": args.load_balancer_ips,
-            "control_ports": args.control_port,
-            "health_check_ports": args.health_check_ports,
-        }
-    )
+    return {
+        "config": str(args.config),
+        "compat": args.compat,
+        "schedulers": dict(each.partition("=")[::2] for each in args.scheduler),
+        "scheduler_annotations": args.scheduler_annotations,
+        "vip_policy": args.vips,
+        "external_ip_cidrs": args.external_ips,
+        "load_balancer_cidrs": args.load_balancer_ips,
+        "control_ports": args.control_port,
+        "health_check_ports": args.health_check_ports,
+    }
 
 
 def _nodes(args: argparse.Namespace, by_default: str, snapshot: Snapshot) -> list[str]:

@@ -12,13 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..choices import Choices
 from ..cluster.files import UnreadableFile, cluster_files, documents
 from ..cluster.objects import Reader
 from ..cluster.snapshot import Snapshot
+from ..configuration import Configuration, read_kept
 from ..explain.intent import Intent
 from ..explain.needed import Needed, Object, Wanted, needed, objects_of
 from ..proxy.compat import DEFAULT_COMPAT
+from ..tasks.directory import WorkDirectory
 from .console import UsageError
 
 
@@ -39,7 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a working directory: the facts of its nodes, and its snapshot if no other cluster is given",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a KubeProxyConfiguration, as kube-proxy reads it")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a KubeProxyConfiguration, as kube-proxy reads it (default: that of the last run in --dir)",
+    )
     parser.add_argument(
         "--facts",
         type=Path,
@@ -48,9 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compat",
-        default=DEFAULT_COMPAT,
+        default="",
         metavar="MINOR",
-        help="the kube-proxy minor whose rules are meant (default: %(default)s)",
+        help=f"the kube-proxy minor whose rules are meant (default: that of --dir, or {DEFAULT_COMPAT})",
     )
 
 
@@ -63,7 +69,9 @@ class Source:
             raise UsageError("say where the cluster is: one of --cluster PATH, --kubeconfig FILE and --dir DIR")
         self._args = args
         self._objects: list[tuple[str, Object]] | None = None
-        self.choices = Choices.of({"config": str(args.config or ""), "compat": args.compat})
+        # Of a working directory, the configuration that the last run left there.
+        kept = read_kept(WorkDirectory(args.dir.expanduser()).config) if args.dir else None
+        self.choices = Configuration.of({"config": str(args.config or ""), "compat": args.compat}, kept=kept).choices
 
     def objects(self) -> list[tuple[str, Object]]:
         """Kind and object of everything, as it was printed."""
@@ -105,8 +113,6 @@ class Source:
                 return {node: content}
             return dict(content)
         if self._args.dir:
-            from ..tasks.directory import WorkDirectory
-
             return WorkDirectory(self._args.dir.expanduser()).gathered()
         return {}
 

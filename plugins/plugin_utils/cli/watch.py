@@ -10,10 +10,11 @@ import datetime
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..tasks.directory import WorkDirectory
 from ..texts import visible
 from .console import UsageError
 
@@ -47,7 +48,7 @@ def _own_options(parser: argparse.ArgumentParser) -> None:
     for option, variable, text in (
         ("--kubeconfig", "FILE", "kubeconfig of the cluster; default: K8S_AUTH_*, a pod's account, ~/.kube/config"),
         ("--context", "NAME", "context of the kubeconfig"),
-        ("--config", "FILE", "a KubeProxyConfiguration; its syncPeriod and minSyncPeriod hold here too"),
+        ("--config", "FILE", "a KubeProxyConfiguration, or `cluster`; default: that of the last run"),
         ("--cluster-name", "NAME", "keeps the working directories of several clusters apart"),
         ("--dir", "DIR", "working directory"),
         ("--textfile", "DIR", "directory for Prometheus metrics, as node_exporter's textfile collector reads them"),
@@ -105,6 +106,7 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
         directory = inventory.directory.make()
         access = Access.of(_access(settings))
         textfile = settings.get("textfile")
+        say = _say_json if json_lines else _say_text
         watch = Watch(lambda: connect(access, timeout=float(settings.get("api_timeout") or 60)))
         lease = str(settings.get("lease") or "")
         election = Election(LeaseObject(access, lease, timeout=REQUEST_SECONDS)) if lease else None
@@ -112,11 +114,11 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
             watch,
             carrier,
             directory,
-            choices=_choices,
+            choices=_Reading(directory, access, say).choices,
             consent=Consent(directory, settings),
             measured=Measured(directory, cluster, Path(textfile).expanduser() if textfile else None),
             election=election,
-            say=_say_json if json_lines else _say_text,
+            say=say,
         )
     except BaseException:
         carrier.close(0)
@@ -138,10 +140,41 @@ def _access(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {option: settings.get(name) for option, name in {**names, "ca_cert": "api_ca_cert"}.items()}
 
 
-def _choices(settings: Mapping[str, Any]) -> Any:
-    from ..choices import Choices
+class _Reading:
+    """Reads what rules depend on, at the start and at each reload."""
 
-    return Choices.of(settings).checked()
+    def __init__(self, directory: WorkDirectory, access: Any, say: Callable[..., None]) -> None:
+        self._directory, self._access, self._say = directory, access, say
+        self._first = True
+
+    def choices(self, settings: Mapping[str, Any]) -> Any:
+        """As the variables say it. Another mode, or other settings, than the last run had are refused at the start."""
+        from ..configuration import Configuration, Kept, OtherSettings, announced, from_cluster, read_kept
+
+        kept = read_kept(self._directory.config)
+        found = Configuration.of(settings, kept=kept, cluster=self._cluster(from_cluster(settings, kept)))
+        try:
+            changes = found.refuse_changes(kept, allowed=bool(settings.get("allow_mode_change")))
+        except OtherSettings as error:
+            if self._first:
+                raise
+            # What the last run left is what nodes have.
+            self._say("configuration", problem=str(error))
+            changes, found = (), Configuration.of({**settings, "config": None, "compat": None}, kept=kept)
+        choices = found.choices.checked()
+        for each in (*found.warnings, *announced(changes, {}, choices.proxy.mode)):
+            self._say("warning", problem=f"{each.heading}: {each.text}")
+        Kept.of(choices).write(self._directory.config)
+        self._first = False
+        return choices
+
+    def _cluster(self, wanted: str) -> str:
+        from ..cluster.api import connect
+
+        if not wanted:
+            return ""
+        with connect(self._access) as api:
+            return api.configuration_if(wanted)
 
 
 def _say_json(event: str, **fields: Any) -> None:

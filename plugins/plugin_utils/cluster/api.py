@@ -24,7 +24,7 @@ from .. import __version__
 from ..errors import UserError
 from ..texts import shortened, visible
 from .access import Access, Transport, TransportError, open_transport
-from .record import Listing, Record, item_of
+from .record import CONFIGURATION_KEY, Listing, Record, item_of
 from .trigger import trigger_text
 
 # Pages keep the server's memory and ours flat; larger ones were no faster.
@@ -51,6 +51,7 @@ class Resource:
     group: str  # the API group; the core group is empty
     version: str
     selectors: tuple[tuple[str, str], ...] = ()
+    only: str = ""  # namespace/name of the one object that is read
 
     @property
     def api_version(self) -> str:
@@ -59,8 +60,10 @@ class Resource:
 
     @property
     def path(self) -> str:
-        """Of the objects of all namespaces."""
-        return f"/apis/{self.api_version}/{self.name}" if self.group else f"/api/{self.version}/{self.name}"
+        """Of the objects of all namespaces, or of the only one."""
+        group = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+        namespace, _slash, name = self.only.partition("/")
+        return f"{group}/namespaces/{namespace}/{self.name}/{name}" if name else f"{group}/{self.name}"
 
 
 SERVICES = Resource(
@@ -96,6 +99,7 @@ ENDPOINTS = Resource(
     ),
 )
 SERVICE_CIDRS = Resource("servicecidrs", "ServiceCIDR", "networking.k8s.io", "v1")
+CONFIGURATION = Resource("configmaps", "ConfigMap", "", "v1", only="kube-system/kube-proxy")
 RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, ENDPOINTS)
 
 
@@ -169,6 +173,26 @@ class Api:
                 "(a server keeps about five minutes): read it anew, and give its resourceVersion to all runs"
             ) from error
         return Record(tuple(lists), self.url)
+
+    def configuration(self) -> str:
+        """The configuration of the cluster's own kube-proxy, as text; NotServed if there is none."""
+        data = self._get(CONFIGURATION, "get", [])
+        try:
+            text = json.loads(data)["data"].get(CONFIGURATION_KEY)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise Malformed(f"{self.url}: {CONFIGURATION.only} is no ConfigMap with data: {error!r}") from error
+        if not isinstance(text, str) or not text.strip():
+            raise NotServed(f"{self.url}: the ConfigMap {CONFIGURATION.only} has no {CONFIGURATION_KEY}")
+        return text
+
+    def configuration_if(self, wanted: str) -> str:
+        """The same if it `must` be known; if it `may`, empty where there is none or RBAC does not grant it."""
+        try:
+            return self.configuration() if wanted else ""
+        except (Forbidden, NotServed):
+            if wanted == "must":
+                raise
+            return ""
 
     def list_served(self, resource: Resource) -> Listing:
         """One complete list, of the version that the server has; empty where it may be missing and is."""
@@ -277,7 +301,7 @@ class Api:
 
     def _get(self, resource: Resource, verb: str, query: Query) -> bytes:
         """The body of a good answer; what may heal by itself is tried again."""
-        url = f"{resource.path}?{urllib.parse.urlencode(query)}"
+        url = f"{resource.path}?{urllib.parse.urlencode(query)}" if query else resource.path
         for attempt in range(1, ATTEMPTS + 1):
             self.requests += 1
             try:
@@ -382,6 +406,7 @@ def refusal(url: str, resource: Resource, verb: str, status: int, data: bytes) -
         return Unauthorized(f"{url}: the API server does not accept the credentials (401): {said}")
     if status == 403:
         group = f' of API group "{resource.group}"' if resource.group else ""
+        group += f" for the object {resource.only}" if resource.only else ""
         return Forbidden(
             f'{url}: RBAC does not grant the verb "{verb}" on the resource "{resource.name}"{group} (403): {said}'
         )

@@ -33,6 +33,10 @@ from .trigger import trigger_time
 
 DIGEST = f"{ANNOTATION_PREFIX}digest"
 SOURCE = f"{ANNOTATION_PREFIX}source"
+CONFIGURATION = f"{ANNOTATION_PREFIX}configuration"
+
+# Where a ConfigMap of kubeadm has it.
+CONFIGURATION_KEY = "config.conf"
 
 # The kinds in the order of the record, and the versions that are read; the first is the one they are recorded as.
 KINDS = {
@@ -211,6 +215,8 @@ class Record:
 
     lists: tuple[Listing, ...]
     source: str
+    # The configuration of the cluster's own kube-proxy as text, if it was read; no part of what the digest names.
+    configuration: str = dataclasses.field(default="", compare=False)
 
     @property
     def digest(self) -> str:
@@ -242,6 +248,8 @@ class Record:
     def chunks(self) -> Iterator[str]:
         """The text of the record."""
         notes = {DIGEST: self.digest, SOURCE: self.source}
+        if self.configuration:
+            notes[CONFIGURATION] = self.configuration
         yield f'{{"apiVersion":"v1","kind":"List","metadata":{{"annotations":{_encode(notes)}}},"items":[\n'
         for index, each in enumerate(self.lists):
             head = {"resourceVersion": each.resource_version}
@@ -282,6 +290,17 @@ def record_of(documents: Iterable[Any], source: str) -> Record:
     )
 
 
+def configuration_of(documents: Iterable[Any]) -> str:
+    """The configuration of the cluster's own kube-proxy, if its ConfigMap is among the objects of parsed files."""
+    for kind, _version, obj in _objects(documents, None, None):
+        metadata, data = (obj.get(key) for key in ("metadata", "data"))
+        if kind == "ConfigMap" and isinstance(metadata, dict) and isinstance(data, dict):
+            named = (metadata.get("namespace"), metadata.get("name"))
+            if named == ("kube-system", "kube-proxy") and isinstance(data.get(CONFIGURATION_KEY), str):
+                return str(data[CONFIGURATION_KEY])
+    return ""
+
+
 def _objects(documents: Iterable[Any], kind: str | None, version: str | None) -> Iterator[tuple[str, str | None, Any]]:
     for document in documents:
         if not isinstance(document, dict):
@@ -300,7 +319,7 @@ def read_record(path: Path) -> Record:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         notes = _head(lines[0])["metadata"]["annotations"]
-        record = Record(tuple(_listings(lines[1:])), notes[SOURCE])
+        record = Record(tuple(_listings(lines[1:])), notes[SOURCE], notes.get(CONFIGURATION, ""))
         unchanged = record.digest == notes[DIGEST]
     except OSError as error:
         raise UnreadableFile(f"{path}: {error.strerror}") from error
@@ -319,6 +338,11 @@ def peek(path: Path) -> str:
 def peek_source(path: Path) -> str:
     """In the same way, where it was read."""
     return _noted(path, SOURCE)
+
+
+def peek_configuration(path: Path) -> str:
+    """In the same way, the configuration of the cluster's own kube-proxy; empty if it was not read."""
+    return _noted(path, CONFIGURATION)
 
 
 def _noted(path: Path, name: str) -> str:

@@ -36,8 +36,8 @@ class _YamlLoader(_Loader):  # type: ignore[misc]
 _YamlLoader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
 
 
-def yaml_documents(file: Path, text: str) -> Iterator[Any]:
-    """The documents of a text that was read from a file; empty ones are passed over."""
+def yaml_documents(file: Path | str, text: str) -> Iterator[Any]:
+    """The documents of a text that was read from a file, or from something that is called so; without empty ones."""
     # An alias costs a few bytes and stands for all of its anchor: ten lines can mean more than a machine holds.
     aliases = "&" in text and "*" in text
     try:

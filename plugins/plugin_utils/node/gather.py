@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..bundle.owners import Owners
+from ..carry import rival
 from ..carry.answers import Answer, NoAnswer
 from ..plan import report
 from ..proxy.facts import CONTROL_PORT
@@ -30,7 +31,7 @@ def gather(visit: Visit) -> dict[str, Any]:
         arguments += ["--known", known["key"]]
     if visit.request.verify:
         arguments.append("--verify")
-    answer = visit.ask_and_look(arguments)
+    answer = visit.ask(arguments)
     facts = _facts(visit, answer, known.get("facts") or {})
     status = answer.required("status")
     if not status.get("state"):
@@ -41,6 +42,7 @@ def gather(visit: Visit) -> dict[str, Any]:
     # The node may undo what is not confirmed, and that would be no loss.
     held = "" if status.get("unconfirmed") else status.get("generation")
     recorded = held or known.get("recorded")
+    rivals = rival.signs(answer.result)
     write_json(
         visit.work.answer_file(visit.host),
         {
@@ -51,10 +53,11 @@ def gather(visit: Visit) -> dict[str, Any]:
             "status": status,
             "recorded": recorded,
             "oldProgram": visit.carried,
-            "kubeProxy": visit.rivals,
+            "kubeProxy": rivals,
         },
     )
-    return _result(visit, facts, status, report.drift_lines(visit.host, status, recorded))
+    drifted = report.drift_lines(visit.host, status, recorded)
+    return {**_result(visit, facts, status, drifted), "kube_proxy": rivals}
 
 
 def _facts(visit: Visit, answer: Answer, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +113,6 @@ def _result(
         "differences": status.get("differences") or [],
         "drifted": drifted,
         "kept": status.get("kept") or [],
-        "kube_proxy": visit.rivals,
+        "mode": status.get("mode"),
         "facts": facts,
     }

@@ -31,6 +31,8 @@ def outcome(
     previous, generation = str(result.get("previous") or ""), str(result.get("generation") or "")
     frame = Frontends(visit.work.frontends).frame_changes(previous, generation) if generation else []
     counted = report.tally(changes)
+    # A result is read by people, and has the first of many changes; summary and plan have all.
+    visit.told = {"changes": changes, "frame": frame}
     told: dict[str, Any] = {
         "changed": node_changed or answer.installed,
         "node": visit.name,
@@ -42,8 +44,8 @@ def outcome(
         "flows": result.get("flows", 0),
         "services": counted["services"],
         "endpoints": counted["endpoints"],
-        "changes": report.as_data(changes),
-        "frame": report.as_data(frame),
+        "changes": report.as_data(report.first(changes)),
+        "frame": report.as_data(report.first(frame)),
         "differences": list(differences),
         "seconds": result.get("seconds"),
     }
@@ -55,7 +57,9 @@ def outcome(
         other = _other_changes(visit, answer)
         if node_changed and not changes and not frame and not differences and not other:
             other.append("rules or files that belong to no Service")
-        told["diff"] = {"prepared": report.diff_text([*frame, *changes], differences, other)}
+        all_ = [*frame, *changes]
+        text = report.diff_text(report.first(all_), differences, other) + report.more(len(all_))
+        told["diff"] = {"prepared": text}
     return told
 
 

@@ -89,7 +89,8 @@ def _note(visit: Visit, watch: Stopwatch, fields: Mapping[str, Any]) -> None:
     if state == "gathered":
         visit.work.note(Asked.of({**fields, **watch.fields()}), visit.host)
     else:
-        visit.work.note(Pushed.of({**fields, **watch.fields(), "action": _ACTIONS[state]}), visit.host)
+        noted = {**fields, **watch.fields(), "action": _ACTIONS[state], **visit.told}
+        visit.work.note(Pushed.of(noted), visit.host)
 
 
 def _enter(visit: Visit, auditor: Callable[[], TaskAuditor], fields: Mapping[str, Any]) -> str:

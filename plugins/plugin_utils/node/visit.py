@@ -13,7 +13,6 @@ from ..bundle.program import MODES
 from ..carry.answers import Answer, parse_answer
 from ..carry.direct import remember
 from ..carry.protocol import Command, Way
-from ..carry.rival import LOOK, running
 from ..plan.held import Held, replayed
 from ..tasks.directory import WorkDirectory
 from .errors import AsBefore, NotDone
@@ -52,7 +51,7 @@ class Visit:
     diff: bool  # tell what changes in words
     tried: bool = False  # something was sent that may have changed the node
     carried: bool = False  # the program had to travel
-    rivals: Sequence[int] = ()  # processes of kube-proxy on the node
+    told: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)  # all changes, for the note
 
     @property
     def known(self) -> dict[str, Any]:
@@ -67,12 +66,6 @@ class Visit:
     def ask(self, arguments: Sequence[str]) -> Answer:
         """Ask the program that the node has; if it has none of ours, the program travels with the question."""
         return self._with_program(self.answer(self.way.ask(arguments)), arguments)
-
-    def ask_and_look(self, arguments: Sequence[str]) -> Answer:
-        """The same, with a look for processes of kube-proxy."""
-        answer = self.answer(self.way.ask(arguments, LOOK))
-        self.rivals = running(answer.lines)
-        return self._with_program(answer, arguments)
 
     def _with_program(self, answer: Answer, arguments: Sequence[str]) -> Answer:
         if not answer.needs_program:

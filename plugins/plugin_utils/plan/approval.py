@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..bundle.compare import Change
 from ..bundle.manifest import bundle_digest, described
 from ..bundle.release import NAMESPACE, Entry, new_release, parse_release, sign, write_release
 from ..cluster.record import Record, peek, read_record
@@ -28,9 +27,10 @@ from ..files import write_atomic
 from ..proxy.warned import Warned
 from ..tasks.directory import WorkDirectory, read_json, write_json
 from .bundles import Target
+from .groups import Group, lines_of
 from .progress import followed_now
 from .removal_limit import Frontends, shown
-from .report import MOST_CHANGES, diff_text, plan_digest, plan_snapshot
+from .report import plan_digest, plan_snapshot
 
 AUTOMATION = "automation"  # signs what needs nobody's approval; never an approver
 POLICIES = ("none", "frontends", "all")
@@ -283,7 +283,7 @@ def _with_services(snapshot: Path, approved: Path, effective: Path) -> tuple[Pat
     if not waiting:
         return snapshot, ()
     lists = [each if each.kind != "Service" else _services_of(then) for each in now.lists]
-    Record(tuple(lists), now.source).write(effective)
+    dataclasses.replace(now, lists=tuple(lists)).write(effective)
     return effective, waiting
 
 
@@ -325,23 +325,17 @@ def write_plan(
 
 
 def plan_text(content: Mapping[str, Any]) -> list[str]:
-    """What a plan would do, for those who are to approve it; what happens on many nodes is told once."""
-    hosts: dict[str, list[str]] = {}
-    for host, each in content["hosts"].items():
-        if each.get("changed"):
-            told = [*(each.get("frame") or ()), *(each.get("changes") or ())]
-            changes = [Change(**{**one, "details": tuple(one["details"])}) for one in told]
-            texts = [diff_text([one], ()) for one in changes] or [diff_text((), (), ("rules of no Service",))]
-            if len(each.get("changes") or ()) == MOST_CHANGES:
-                texts.append(diff_text((), (), ("more, which a plan does not list",)))
-            # What is signed is for the Node, whatever the host is called.
-            name = host if each.get("node") == host else f"{host} (Node {each.get('node')})"
-            for text in texts:
-                hosts.setdefault(text, []).append(name)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for text, having in hosts.items():
-        groups.setdefault(tuple(sorted(having)), []).append(text)
-    lines = []
-    for names, found in groups.items():
-        lines += [f"on {shown(names, 20)}:", *(f"  {line}" for text in found for line in text.splitlines())]
-    return lines or ["no node would change"]
+    """All that a plan would do, for those who are to approve it; what happens on many nodes is told once."""
+
+    def name(host: str) -> str:
+        """What is signed is for the Node, whatever the host is called."""
+        node = (content["hosts"].get(host) or {}).get("node")
+        return host if node == host else f"{host} (Node {node})"
+
+    groups = [Group.of(each) for each in content.get("changes") or ()]
+    untold = {host for host, each in content["hosts"].items() if each.get("changed")}
+    untold -= {host for each in groups for host in each.hosts}
+    if untold:
+        # A plan that was made otherwise; nothing may change that is not told.
+        groups.append(Group(tuple(sorted(untold)), ()))
+    return list(lines_of(groups, name)) or ["no node would change"]

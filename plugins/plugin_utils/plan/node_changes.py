@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.state import Part, part_of
 from ..bundle.compare import Change, line_changes
+from ..choices import config_fields
 from .bundles import engine_digest
 
 if TYPE_CHECKING:
     from ..backends.state import FrameObject, State
 
-_HEAD = ("apiVersion", "kind")
 _UNKNOWN = "~ what it had before was not computed here: this is all that it would have, and its rules are not compared"
 NOT_KNOWN = Change("changed", "node: settings", "", "", "", ("~ were not computed here, and are not compared",))
 
@@ -84,20 +84,12 @@ def _named(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fields(settings: str) -> dict[str, str]:
-    """The fields of a configuration that say something, by their paths."""
-    found: dict[str, str] = {}
-
-    def walk(path: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key in sorted(value):
-                walk(f"{path}.{key}" if path else str(key), value[key])
-        elif value not in (None, "", []):
-            found[path] = json.dumps(value)
-
+    """The fields of a configuration that say something, and the schedulers of single Services."""
     config, schedulers = json.loads(settings) if settings else ({}, {})
-    walk("", {key: value for key, value in config.items() if key not in (*_HEAD, "mode")})
-    walk("schedulers", {key: value for key, value in schedulers.items() if value})
-    return found
+    own = {key: value for key, value in schedulers.items() if value}
+    return config_fields({key: value for key, value in config.items() if key != "mode"}) | {
+        f"schedulers.{key}": value for key, value in config_fields(own).items()
+    }
 
 
 def _objects(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:

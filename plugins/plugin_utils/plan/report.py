@@ -15,11 +15,12 @@ from typing import Any
 from ..bundle.compare import Change, compare_records, parse_records
 from ..ledger import Head
 from ..proxy.warned import Warned
-from ..tasks.notes import Asked, Entered, Note, Pushed, Rendered, SnapshotRead, Span, Stopped
+from ..tasks.notes import Asked, Configured, Entered, Note, Pushed, Rendered, SnapshotRead, Span, Stopped
 from ..texts import visible
+from .groups import Group, change_lines, grouped
 
-SIGNS = {"added": "+", "removed": "-", "changed": "~"}
-# A result is read by people; whoever needs all of it has the bundles.
+# A result of a task, and what Ansible prints of it, is read by people. The plan has all changes, or the file that the
+# summary names.
 MOST_CHANGES = 1000
 _MOST_LINES = 20
 
@@ -36,9 +37,30 @@ def _shown(change: Change) -> Change:
     return Change(change.action, service, port, protocol, family, tuple(map(visible, change.details)))
 
 
-def as_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Changes for a result."""
-    return [dataclasses.asdict(each) | {"details": list(each.details)} for each in changes[:MOST_CHANGES]]
+def first(changes: Sequence[Change]) -> Sequence[Change]:
+    """As many as a person reads in one place."""
+    return changes[:MOST_CHANGES]
+
+
+def more(count: int) -> str:
+    """What is said in place of the others."""
+    rest = count - MOST_CHANGES
+    return f"and {rest:,} more, all in the file that the summary names\n" if rest > 0 else ""
+
+
+def as_data(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """Changes for JSON."""
+    return [
+        {
+            "action": each.action,
+            "service": each.service,
+            "port": each.port,
+            "protocol": each.protocol,
+            "family": each.family,
+            "details": list(each.details),
+        }
+        for each in changes
+    ]
 
 
 def tally(changes: Iterable[Change]) -> dict[str, dict[str, int]]:
@@ -62,8 +84,7 @@ def diff_text(changes: Sequence[Change], differences: Sequence[Mapping[str, Any]
     """What a person reads before saying yes: per Service and endpoint, then what somebody else did to our rules."""
     lines: list[str] = []
     for each in changes:
-        lines.append(f"{SIGNS[each.action]} {each.title}")
-        lines += [f"    {detail}" for detail in each.details]
+        lines += change_lines(each)
     lines += [f"~ {each}" for each in other]
     if differences:
         lines.append("! not as it was left:")
@@ -133,9 +154,16 @@ class Summary:
     endpoints: Mapping[str, int]
     left_out: tuple[str, ...]
     warned: tuple[Warned, ...]  # what somebody should look at, though the run went on
+    configured: str  # which configuration holds
+    changes: tuple[Group, ...]  # all of them, by the hosts that they happen on
     ledger: str  # where this run stands in the ledger
     seconds: Mapping[str, float]
     check: bool
+
+    @property
+    def long(self) -> bool:
+        """Whether there are more changes than a person reads on a screen."""
+        return sum(len(each.changes) for each in self.changes) > MOST_CHANGES
 
     def lines(self) -> list[str]:
         """For people."""
@@ -168,6 +196,8 @@ class Summary:
         for heading, warnings in sorted(headed.items()):
             lines.append(f"{heading}: {len(warnings)}")
             lines += [f"  {each}" for each in limited(warnings)]
+        if self.configured:
+            lines.append(self.configured)
         if self.ledger:
             lines.append(self.ledger)
         lines.append("seconds: " + ", ".join(f"{phase} {value:.2f}" for phase, value in self.seconds.items()))
@@ -181,7 +211,7 @@ def summarise(notes: Sequence[tuple[str, Note]], hosts: Sequence[str], *, check:
     left_out: dict[str, None] = {}
     warned: dict[Warned, None] = {}
     spans: dict[str, tuple[float, float]] = {}
-    stopped = ""
+    stopped = configured = ""
     for host, note in notes:
         if isinstance(note, Span):
             began, ended = spans.get(note.SORT, (note.began, note.ended))
@@ -192,13 +222,16 @@ def summarise(notes: Sequence[tuple[str, Note]], hosts: Sequence[str], *, check:
             warned.update(dict.fromkeys(note.warned))
         elif isinstance(note, Stopped):
             stopped = note.failed
+        elif isinstance(note, Configured):
+            configured = f"mode {note.mode}, by the configuration of {note.origin}"
         elif isinstance(note, Asked | Pushed) and note.failed:
             failed[host] = note.failed
         elif isinstance(note, Pushed):
             pushes[host] = note
-    counted = tally(
-        change for host, push in pushes.items() if host in hosts and push.changed for change in push.changes
-    )
+    among = set(hosts)
+    changing = {host: (push.frame, push.changes) for host, push in pushes.items() if host in among and push.changed}
+    groups = grouped(changing)
+    counted = tally(change for group in groups for change in group.changes if not _of_node(change))
     order = [each.SORT for each in (SnapshotRead, Asked, Rendered, Pushed)]
     done = {host: push.changed for host, push in pushes.items() if host in hosts and host not in failed}
     return Summary(
@@ -215,10 +248,17 @@ def summarise(notes: Sequence[tuple[str, Note]], hosts: Sequence[str], *, check:
         # What came from a file is told of twice, once with the name of the file.
         left_out=tuple(each for each in left_out if not any(other.endswith(f": {each}") for other in left_out)),
         warned=tuple(warned),
+        configured=configured,
+        changes=tuple(groups),
         ledger=ledger_line(notes),
         seconds={sort: round(spans[sort][1] - spans[sort][0], 2) for sort in order if sort in spans},
         check=check,
     )
+
+
+def _of_node(change: Change) -> bool:
+    """Whether it belongs to no Service."""
+    return "/" not in change.service.partition(":")[0]
 
 
 def ledger_line(notes: Iterable[tuple[str, Note]]) -> str:
@@ -230,20 +270,27 @@ def ledger_line(notes: Iterable[tuple[str, Note]]) -> str:
 
 def plan_of(notes: Iterable[tuple[str, Note]], snapshot: str) -> dict[str, Any]:
     """What a run in check mode would do, as something that can be approved: its digest covers all of it."""
-    nodes = {
-        host: {
-            "node": note.node,
-            "previous": note.previous,
-            "generation": note.generation,
-            "digest": note.digest,
-            "changed": note.changed,
-            "changes": as_data(note.changes),
-            "frame": as_data(note.frame),
-        }
-        for host, note in notes
-        if isinstance(note, Pushed) and not note.failed
+    noted = list(notes)
+    pushes = {host: note for host, note in noted if isinstance(note, Pushed) and not note.failed}
+    configured = next((note for _host, note in noted if isinstance(note, Configured)), None)
+    groups = grouped({host: (note.frame, note.changes) for host, note in pushes.items() if note.changed})
+    plan: dict[str, Any] = {
+        "apiVersion": "akp/v1",
+        "kind": "Plan",
+        "snapshot": snapshot,
+        "configuration": dict(configured.kept) if configured else None,
+        "hosts": {
+            host: {
+                "node": note.node,
+                "previous": note.previous,
+                "generation": note.generation,
+                "digest": note.digest,
+                "changed": note.changed,
+            }
+            for host, note in pushes.items()
+        },
+        "changes": [{"hosts": list(each.hosts), "changes": as_data(each.changes)} for each in groups],
     }
-    plan: dict[str, Any] = {"apiVersion": "akp/v1", "kind": "Plan", "snapshot": snapshot, "hosts": nodes}
     return {**plan, "digest": plan_digest(plan)}
 
 

@@ -8,6 +8,7 @@
     bundles/index.json
     runs/RUN/         what the tasks of a run did, for its summary
     plan.json         what a run in check mode would do
+    config.json       the configuration of the last run, for the next one
     held/HOST.jsonl   the Services of what the host was given last
     frontends/        what each generation serves, to tell what a change means before it is made
     ledger.jsonl      what was done to which node
@@ -23,20 +24,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..bundle.compare import Change
 from ..files import check_owned, write_atomic
 from .notes import SORTS, Note
 
 AnyNote = TypeVar("AnyNote", bound=Note)
 _KEPT_RUNS = 5
+_KEPT_SECONDS = 24 * 3600  # changes, within a run
 
 
 class WorkDirectory:
@@ -48,6 +52,7 @@ class WorkDirectory:
         self.bundles = path / "bundles"
         self.index = self.bundles / "index.json"
         self.plan = path / "plan.json"
+        self.config = path / "config.json"
         self.frontends = path / "frontends"
         self.held = path / "held"
         self.ledger = path / "ledger.jsonl"
@@ -68,6 +73,14 @@ class WorkDirectory:
         for each in (self.path / "nodes", self.bundles, self.run):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self
+
+    @property
+    def config_stamp(self) -> int:
+        """Another number whenever a run left another configuration; 0 if none ever did."""
+        try:
+            return self.config.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     @property
     def run(self) -> Path:
@@ -104,13 +117,43 @@ class WorkDirectory:
 
     def note(self, note: Note, host: str) -> None:
         """Remember what a task of this run did; of each sort, the last for a host counts."""
-        content = {"sort": note.SORT, "host": host, **dataclasses.asdict(note)}
-        write_json(self._note_file(note.SORT, host), content)
+        content: dict[str, Any] = {each.name: getattr(note, each.name) for each in dataclasses.fields(note)}
+        shared = {name: self._share(content[name]) for name in note.SHARED if content[name]}
+        write_json(self._note_file(note.SORT, host), {"sort": note.SORT, "host": host, **content, **shared})
+
+    def _share(self, changes: Sequence[Change]) -> str:
+        """Write changes down, once for all hosts that have the same, and name them."""
+        text = json.dumps([(e.action, e.service, e.port, e.protocol, e.family, e.details) for e in changes])
+        file = self.run / "changes" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        if not file.exists():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(file, text)
+            # A run that goes on for days is akp watch, which nobody asks for a summary.
+            for old in file.parent.iterdir():
+                if old.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                    old.unlink(missing_ok=True)
+        return file.stem
+
+    def _shared(self, name: str, known: dict[str, tuple[Change, ...]]) -> tuple[Change, ...]:
+        """The changes of that name; equal ones are the same object."""
+        if name not in known:
+            content = json.loads((self.run / "changes" / f"{name}.json").read_text(encoding="utf-8"))
+            known[name] = tuple(
+                Change(action, service, port, protocol, family, tuple(details))
+                for action, service, port, protocol, family, details in content
+            )
+        return known[name]
+
+    def _of(self, content: Mapping[str, Any], known: dict[str, tuple[Change, ...]]) -> Note:
+        sort = SORTS[content["sort"]]
+        shared = {name: self._shared(content[name], known) for name in sort.SHARED if content.get(name)}
+        return sort.of({**content, **shared})
 
     def noted(self, sort: type[AnyNote], host: str) -> AnyNote | None:
         """What a task of this run did."""
         content = read_json(self._note_file(sort.SORT, host))
-        return None if content is None else sort.of(content)
+        found = None if content is None else self._of(content, {})
+        return found if isinstance(found, sort) else None
 
     def forget(self, sort: type[Note], host: str) -> None:
         """A note of this run is gone, if there was one."""
@@ -121,10 +164,17 @@ class WorkDirectory:
 
     def notes(self) -> Iterator[tuple[str, Note]]:
         """Everything that this run noted, each with its host."""
+        known: dict[str, tuple[Change, ...]] = {}
         for file in sorted(self.run.glob("*.json")):
             content = read_json(file)
             if content is not None:
-                yield str(content["host"]), SORTS[content["sort"]].of(content)
+                yield str(content["host"]), self._of(content, known)
+
+    def keep_lines(self, lines: Iterable[str]) -> Path:
+        """Write down all that this run changed, and say where."""
+        file = self.run / "changes.txt"
+        write_atomic(file, (f"{line}\n" for line in lines))
+        return file
 
     def forget_old_runs(self) -> None:
         """Keep the notes of the last few runs only, and of those that still go on."""

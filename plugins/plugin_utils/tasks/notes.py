@@ -23,6 +23,7 @@ class Note:
     """A note about a host, or about all of them: then the host is CONTROL."""
 
     SORT: ClassVar[str] = ""
+    SHARED: ClassVar[tuple[str, ...]] = ()  # fields that many hosts have alike, as lists of changes
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
@@ -69,6 +70,17 @@ class Rendered(Span):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Configured(Note):
+    """The configuration that holds in this run."""
+
+    SORT: ClassVar[str] = "configured"
+
+    mode: str
+    origin: str  # for people
+    kept: Mapping[str, Any]  # what a plan says of it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class About(Note):
     """What a run, or a push of `akp watch`, is about: for the ledger."""
 
@@ -112,6 +124,7 @@ class Pushed(Span):
     """The host was given what it shall have, or has it."""
 
     SORT: ClassVar[str] = "push"
+    SHARED: ClassVar[tuple[str, ...]] = ("changes", "frame")
 
     failed: str = ""
     action: str = "sync"  # or heal, rollback, cleanup
@@ -123,15 +136,6 @@ class Pushed(Span):
     changes: Sequence[Change] = ()  # of Services
     frame: Sequence[Change] = ()  # of what belongs to no Service
     differences: Sequence[Mapping[str, Any]] = ()  # that a node found before
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Self:
-        """Mappings of JSON are changes again."""
-        found = {
-            key: tuple(Change(**{**each, "details": tuple(each["details"])}) for each in content.get(key) or ())
-            for key in ("changes", "frame")
-        }
-        return super(Pushed, cls).of({**content, **found})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,5 +170,5 @@ class Stopped(Note):
 
 SORTS: Mapping[str, type[Note]] = {
     each.SORT: each
-    for each in (SnapshotRead, Rendered, About, Refused, Planned, Asked, Pushed, Entered, Audited, Stopped)
+    for each in (SnapshotRead, Rendered, Configured, About, Refused, Planned, Asked, Pushed, Entered, Audited, Stopped)
 }

@@ -36,6 +36,7 @@ class Desired:
         self._ahead: Engine | None = None  # for hosts that took a plan which others do not have
         self._took: dict[str, bool] = {}  # host -> whether it is one of those
         self._facts: dict[str, Mapping[str, Any]] = {}  # host -> what it said of itself
+        self._held: dict[str, str] = {}  # host -> why it is left as it is, by what it answered
         self._unusable: dict[str, str] = {}  # host -> why nothing can be desired of it
         self._warnings: dict[str, tuple[str, ...]] = {}  # host, or "" for all of them -> what was said
 
@@ -47,10 +48,10 @@ class Desired:
         self._engine, self._ahead = Engine(choices), None
         return True
 
-    def answered(self, host: str, facts: Mapping[str, Any]) -> bool:
-        """What a host says of itself from now on; whether that is something else than before."""
-        changed = self._facts.get(host) != facts
-        self._facts[host] = facts
+    def answered(self, host: str, facts: Mapping[str, Any], held: str) -> bool:
+        """What a host says of itself from now on, and why it is left as it is; whether either is news."""
+        changed = self._facts.get(host) != facts or self._held.get(host, "") != held
+        self._facts[host], self._held[host] = facts, held
         return changed
 
     def knows(self, host: str) -> bool:
@@ -59,7 +60,7 @@ class Desired:
 
     def forget(self, host: str) -> None:
         """Nothing is known of a host any more."""
-        for known in (self._took, self._facts, self._unusable, self._warnings):
+        for known in (self._took, self._facts, self._held, self._unusable, self._warnings):
             known.pop(host, None)
 
     def compute(self, url: str) -> bool:
@@ -102,9 +103,9 @@ class Desired:
         engine, facts = self._engine_of(host, generation), self._facts.get(host)
         if engine is None or self.update is None or facts is None:
             return None
-        state, unusable = None, ""
+        state, unusable = None, self._held.get(host, "")
         try:
-            state = engine.state(node, facts)
+            state = None if unusable else engine.state(node, facts)
             self._warn(host, [each.text for each in engine.warnings_of(node, facts)])
         except Exception as error:
             # Whatever a node says of itself, the others get what they shall have.

@@ -11,6 +11,7 @@ from typing import Any
 from ..tasks.directory import WorkDirectory
 from .changes import Change, Changes
 from .desired import Desired
+from .held_back import held_back
 from .machine import Held, Host, step
 from .measured import Measured
 from .removals import Removals
@@ -32,6 +33,7 @@ class Fleet:
         self._directory, self._desired, self._removals = directory, desired, removals
         self._measured, self._say = measured, say
         self._hosts: dict[str, Host] = {}
+        self._settings: Mapping[str, Mapping[str, Any]] = {}
         self._changes = Changes()
         self.settled = False  # each had what it shall have, once
 
@@ -47,6 +49,7 @@ class Fleet:
     def roll_call(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
         """The inventory from now on: host -> its variables."""
         self._removals.changed()
+        self._settings = settings
         for name in self._hosts.keys() - settings.keys():
             self._say("host", host=name, what="is not in the inventory any more")
             self._forget(name)
@@ -92,7 +95,7 @@ class Fleet:
         try:
             event = event_of(host.phase, result, self._period(host))
             if isinstance(event, Answered):
-                self._answered(host, event, result.get("facts") or {})
+                self._answered(host, event, result)
             self.step(name, event)
         except Exception as error:
             self.step(name, failed(f"what it answered cannot be used: {type(error).__name__}: {error}"))
@@ -104,14 +107,16 @@ class Fleet:
         first = not self._desired.knows(host.name)
         return period * (1 + sorted(self._hosts).index(host.name) / len(self._hosts) if first else 1)
 
-    def _answered(self, host: Host, event: Answered, facts: Mapping[str, Any]) -> None:
+    def _answered(self, host: Host, event: Answered, result: Mapping[str, Any]) -> None:
         """What a host says of itself, before what it says that it has."""
         moved = event.generation != host.held.generation
         self._removals.changed()
         if moved:
             # What others gave it, or took back, is meant.
             self._removals.begin_anew(host.name)
-        if self._desired.answered(host.name, facts) or (moved and self._desired.split):
+        mode = self._desired.choices.proxy.mode if self._desired.choices else ""
+        held = held_back(host, result, self._settings.get(host.name, {}), mode)
+        if self._desired.answered(host.name, result.get("facts") or {}, held) or (moved and self._desired.split):
             self._want(host, event.generation)
 
     def step(self, name: str, event: Event) -> None:

@@ -88,6 +88,7 @@ class Follower:
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._fleet = Fleet(directory, self._desired, self._removals, measured, say)
         self._refresh_wanted, self._refresh_at = False, 0.0
+        self._config_stamp = 0  # when a run last left another configuration of the cluster
 
     # -- events from elsewhere
 
@@ -220,6 +221,7 @@ class Follower:
             self._say("configuration", problem=str(error))
             self._fleet.roll_call(settings)
             return
+        self._config_stamp = self._directory.config_stamp
         self._fleet.roll_call(settings)
         self._removals.allow(percents)
         self._parcels.confirm_endpoints = {name for name, each in settings.items() if each.get("confirm_endpoints")}
@@ -298,6 +300,8 @@ class Follower:
         if self._refresh_wanted and now >= self._refresh_at:
             self._refresh_wanted, self._refresh_at = False, now + REFRESH_SECONDS
             self._carrier.refresh()
+        if self._directory.config_stamp != self._config_stamp:
+            self._config_stamp, self._refresh_wanted = self._directory.config_stamp, True
         if self._consent.renewed and self._desired.update is not None and self._desired.choices is not None:
             self._recompute(Change("what was approved", time.time()))
         if self._turn.tell():

@@ -148,10 +148,11 @@ def reissue(path: Path) -> None:
 
 
 def test_what_belongs_to_no_service_is_shown_before_services(written: Path) -> None:
-    hosts = (read_json(written) or {})["hosts"]
+    plan = read_json(written) or {}
     titles = {"service": "node: settings", "port": "", "protocol": "", "family": ""}
     setting = {"action": "changed", **titles, "details": ["+ iptables.masqueradeAll true"]}
-    told = plan_text({"hosts": {"n1": {**hosts["n1"], "frame": [setting]}}})
+    (group,) = plan["changes"]
+    told = plan_text({**plan, "changes": [{**group, "changes": [setting, *group["changes"]]}]})
     assert told[:4] == [
         "on n1:",
         "  ~ node: settings",
@@ -227,8 +228,7 @@ def test_what_is_shown_is_what_is_signed(written: Path, alice: Path, allowed: Pa
 
 def test_a_signature_is_good_for_no_other_plan(written: Path, alice: Path, allowed: Path) -> None:
     genuine = written.read_text()
-    hosts = json.loads(genuine)["hosts"]
-    forge(written, hosts={"n1": {**hosts["n1"], "changes": []}})
+    forge(written, changes=[])
     refused = akp(written, "--key", alice, "--yes")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "plan.release: is the release of another plan" in refused.stderr

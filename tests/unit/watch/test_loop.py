@@ -11,6 +11,7 @@ import pytest
 from agentless_kube_proxy.choices import Choices
 from agentless_kube_proxy.cluster.snapshot import Snapshot
 from agentless_kube_proxy.cluster.watch import Update
+from agentless_kube_proxy.configuration import Kept
 from agentless_kube_proxy.ledger import entries
 from agentless_kube_proxy.plan.audit import TaskAuditor
 from agentless_kube_proxy.plan.consent import Consent
@@ -37,8 +38,14 @@ class Hosts:
         self.applied = dict.fromkeys(names, "")
         self.addresses: dict[str, list[str]] = {name: [] for name in names}
         self.answers: dict[str, Any] = {}  # what a host answers to everything
+        self.rivals: dict[str, list[str]] = {}  # what tells of a kube-proxy there
+        self.modes: dict[str, str] = {}  # the mode of what a host has
+        self.refreshed = 0  # how often the inventory was read anew
         self.tasks: list[tuple[str, dict[str, Any]]] = []
         self.about: dict[str, Any] = {}  # what the ledger shall say of the last push to a host
+
+    def refresh(self) -> None:
+        self.refreshed += 1
 
     def submit(self, host: str, arguments: dict[str, Any], *, about: Any = None, **_options: float) -> None:
         self.tasks.append((host, arguments))
@@ -88,7 +95,8 @@ class Following:
             return {"generation": wanted.generation, "changed": True}
         has = self.hosts.applied[host]
         facts = {"addresses": [{"interface": "eth1", "address": each} for each in self.hosts.addresses[host]]}
-        return {"facts": facts, "state": "applied" if has else "absent", "generation": has or None}
+        others = {"kube_proxy": self.hosts.rivals.get(host, []), "mode": self.hosts.modes.get(host)}
+        return {"facts": facts, "state": "applied" if has else "absent", "generation": has or None, **others}
 
     def ask(self, host: str) -> None:
         """It is time to ask a host what it has."""
@@ -261,3 +269,48 @@ def test_the_ledger_is_not_flooded_by_a_host_that_keeps_failing(
     for result, error in (("failed", "another"), ("ok", ""), ("failed", "another")):
         TaskAuditor(directory, {}, {}).write("sync", result, {"n1": {"error": error}})
     assert len(list(entries(directory.ledger))) == 6, "what is news is entered"
+
+
+def test_a_host_where_kube_proxy_runs_gets_nothing_until_it_is_gone(tmp_path: Path) -> None:
+    following = Following(tmp_path, "n1", "n2")
+    following.hosts.rivals["n1"] = ["process 7"]
+    following.ask("n1")
+    following.cluster(snapshot(service(), slice_of("web", "10.244.1.1"), node("n1"), node("n2")))
+    assert following.hosts.applied["n1"] == ""
+    assert following.hosts.applied["n2"]
+    (told,) = following.told("unusable")
+    assert told.startswith("kube-proxy runs on n1 (process 7)")
+    following.ask("n1")
+    assert len(following.told("unusable")) == 1, "it is said once"
+    following.hosts.rivals.clear()
+    following.ask("n1")
+    assert following.hosts.applied["n1"]
+
+
+def test_a_host_where_kube_proxy_may_run_beside_is_served(tmp_path: Path) -> None:
+    following = Following(tmp_path, "n1", allow_running=True)
+    following.hosts.rivals["n1"] = ["process 7"]
+    following.ask("n1")
+    following.cluster(snapshot(service(), slice_of("web", "10.244.1.1"), node("n1")))
+    assert following.hosts.applied["n1"]
+
+
+def test_a_host_that_has_another_mode_keeps_it_unless_that_may_change(tmp_path: Path) -> None:
+    following = Following(tmp_path, "n1")
+    following.hosts.applied["n1"], following.hosts.modes["n1"] = "older", "nftables"
+    following.ask("n1")
+    following.cluster(snapshot(service(), slice_of("web", "10.244.1.1"), node("n1")))
+    assert following.hosts.applied["n1"] == "older"
+    assert following.told("unusable")[0].startswith("has mode nftables and would get mode iptables")
+    following.settings(max_removed_percent=50, allow_mode_change=True)
+    following.ask("n1")
+    assert following.hosts.applied["n1"] != "older"
+
+
+def test_another_configuration_that_a_run_leaves_is_read_at_once(tmp_path: Path) -> None:
+    following = Following(tmp_path, "n1")
+    following.cluster(snapshot(service(), node("n1")))
+    assert following.hosts.refreshed == 0
+    Kept(document(mode="nftables")).write(following.directory.config)
+    following.ask("n1")
+    assert following.hosts.refreshed == 1

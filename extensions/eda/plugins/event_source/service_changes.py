@@ -28,7 +28,9 @@ options:
     type: str
   config:
     description:
-      - The C(KubeProxyConfiguration) of the nodes, as path or mapping, to tell which of them a change concerns.
+      - The C(KubeProxyConfiguration) of the nodes, as path or mapping, to tell which of them a change concerns; or
+        V(cluster) for that of the cluster's own kube-proxy. The default is the one that the last run left in the
+        working directory, which C(dir) or C(cluster_name) among the O(settings) name.
     type: raw
   settings:
     description:
@@ -73,12 +75,23 @@ def _engine(name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
+def _choices(settings: dict[str, Any], api: Any, access: Any) -> Any:
+    """What rules depend on. The configuration is that of the runs which the events start."""
+    configuration = _engine("configuration")
+    kept = configuration.read_kept(_engine("tasks.directory").WorkDirectory.of(settings).config)
+    wanted, cluster = configuration.from_cluster(settings, kept), ""
+    if wanted:
+        with api.connect(access) as connection:
+            cluster = connection.configuration_if(wanted)
+    return configuration.Configuration.of(settings, kept=kept, cluster=cluster).choices
+
+
 async def main(queue: asyncio.Queue[Any], args: dict[str, Any]) -> None:
     """Watch until the rulebook ends."""
     api = _engine("cluster.api")
     access = _engine("cluster.access").Access.of({key: value for key, value in args.items() if value != ""})
     settings = {**(args.get("settings") or {}), "config": args.get("config")}
-    engine = _engine("engine").Engine(_engine("choices").Choices.of(settings))
+    engine = _engine("engine").Engine(await asyncio.to_thread(_choices, settings, api, access))
     visible, is_name = _engine("texts").visible, _engine("cluster.fields").DNS_SUBDOMAIN.fullmatch
     settle = float(args.get("settle", 1.0))
     period = float(args.get("sync_period", 300)) or None

@@ -70,6 +70,16 @@ nfacct_works() {
 
 ipvs_works() { [ -e /proc/net/ip_vs ] || { has modprobe && modprobe -n -q ip_vs; }; }
 
+# reply is the processes of a kube-proxy that writes the tables of this network, as JSON.
+other_writers() {
+    local each
+    reply=''
+    for each in $(grep -lsx kube-proxy /proc/[0-9]*/comm | head -n 20); do
+        each=${each%/comm}
+        [ "$(readlink "$each/ns/net")" != "$(readlink /proc/self/ns/net)" ] || reply="$reply${reply:+, }${each#/proc/}"
+    done
+}
+
 # What a carrier asks at every run: is the kernel still what was recorded, and is this still the host it knows? Capabilities
 # depend on this boot and on the tools there are: that is the key. routeLocalnetLeft: an earlier kube-proxy let packets to 127.0.0.0/8
 # in, and nothing in force asks for it.
@@ -90,6 +100,9 @@ verb_ask() {
         grep -q -s -x 'net.ipv4.conf.all.route_localnet = 1' "${reply:-/dev/null}" || localnet=true
     fi
     put_text key "$key" akpNode "$VERSION"
+    other_writers
+    # One within another program, as in k3s, and one that is hidden, still has its metrics port, 10249.
+    put kubeProxy "[$reply]" kubeProxyPort "$(truth grep -qs ':2809 [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6)"
     switch netfilter/nf_conntrack_tcp_be_liberal
     put addresses "[$(interface_addresses)]" tcpBeLiberal "$reply" routeLocalnetLeft "$localnet" facts "$facts" status "$status"
     answer

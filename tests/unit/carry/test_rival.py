@@ -1,0 +1,50 @@
+"""What tells of a kube-proxy on a node, by what the node answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agentless_kube_proxy.carry.rival import signs, told
+
+STALE = {"kind": "stale-chain", "family": "ipv4", "table": "nat"}
+
+
+def status(*differences: dict[str, Any], state: str = "applied") -> dict[str, Any]:
+    return {"status": {"state": state, "generation": "g", "differences": list(differences)}}
+
+
+def test_a_process_is_named_and_a_port_where_none_is_seen() -> None:
+    assert signs({"kubeProxy": [7, 8], "kubeProxyPort": True}) == ["process 7, 8"]
+    assert signs({"kubeProxy": [], "kubeProxyPort": True}) == [
+        "no process of that name is seen, but its metrics port 10249 is taken"
+    ]
+    assert signs({"kubeProxy": [], "kubeProxyPort": False, **status()}) == []
+
+
+@pytest.mark.parametrize("chain", ["KUBE-SVC-ABCDEFGH234567AB", "service-ABCDEFGH-shop/web/tcp/http"])
+def test_chains_of_services_that_nothing_here_made_are_fresh_writes(chain: str) -> None:
+    (sign,) = signs(status({**STALE, "chain": chain}))
+    assert sign == f"since the last apply, something wrote {chain}"
+    assert "kubectl label node n1" in told("h1", "n1", [sign])
+
+
+def test_many_are_counted() -> None:
+    chains = [{**STALE, "chain": f"KUBE-SEP-ABCDEFGH2345672{each}"} for each in "ABCDE"]
+    (sign,) = signs(status(*chains))
+    assert sign.endswith("KUBE-SEP-ABCDEFGH2345672C and 2 more")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        status({**STALE, "chain": "KUBE-SVC-ABCDEFGH234567AB"}, state="partial"),
+        status({**STALE, "chain": "KUBE-SVC-ABCDEFGH234567AB"}, state="foreign"),
+        status({**STALE, "chain": "KUBE-MINE"}),
+        status({"kind": "missing-rule", "chain": "KUBE-SVC-ABCDEFGH234567AB"}),
+        {"status": {"state": "foreign", "generation": None, "differences": None}},
+    ],
+    ids=["a run that was cut short", "old rules", "made by hand", "removed by hand", "before the first sync"],
+)
+def test_other_differences_are_for_a_sync_to_mend(answer: dict[str, Any]) -> None:
+    assert signs(answer) == []
