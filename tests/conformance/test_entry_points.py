@@ -19,7 +19,7 @@ from agentless_kube_proxy.publish.publishing import History, Inputs, publish
 from agentless_kube_proxy.publish.store import Publication, Terms
 from agentless_kube_proxy.tasks.directory import WorkDirectory
 
-from tests.unit.test_follow import Following
+from tests.unit.watch.test_loop import Following
 
 from . import goldens
 

@@ -26,7 +26,7 @@ from agentless_kube_proxy.proxy.facts import InvalidFacts, UnusableNode
 from agentless_kube_proxy.tasks.trust import untrusted
 
 from tests.unit.build import document, node, service, slice_of, snapshot
-from tests.unit.test_follow import Following
+from tests.unit.watch.test_loop import Following
 
 NODES_OF_SHOP = (node("n1"), node("n2", "172.18.0.12"))
 SHOP = snapshot(service(externalIPs=["203.0.113.2"]), slice_of("web", "10.244.1.1"), *NODES_OF_SHOP)

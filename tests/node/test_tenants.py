@@ -8,8 +8,8 @@ import pytest
 from agentless_kube_proxy.bundle.write import write_bundle
 
 from tests.unit.build import Object
+from tests.unit.proxy.test_tenants import LARGEST, MODES, OTHER, states
 from tests.unit.tenants import drawn
-from tests.unit.test_tenants import LARGEST, MODES, OTHER, states
 
 from .guarding import guarded
 from .host import Host

@@ -1,120 +1,195 @@
-"""A cluster from files, as `kubectl get -o yaml|json` leaves them; what does not parse is named with its line."""
+"""Files that are replaced in one step, where another user may have laid something in the way."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from agentless_kube_proxy.cluster.files import UnreadableFile, load
+from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.cluster.record import Record
+from agentless_kube_proxy.files import make_directory, open_regular, write_atomic, write_directory
+from agentless_kube_proxy.ledger import append
+from agentless_kube_proxy.locks import Lock
+from agentless_kube_proxy.plan.metrics import Freshness
+from agentless_kube_proxy.tasks.directory import WorkDirectory, write_json
 
-from .build import node, service, slice_of, snapshot
+from . import build
 
-OBJECTS = [service("a"), service("b", clusterIP="10.96.0.2"), slice_of("a", "10.244.1.1"), node()]
-
-
-def write(directory: Path, **files: str | bytes) -> Path:
-    for name, content in files.items():
-        path = directory / name.replace("__", ".")
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return directory
+ENGINE = Path(__file__).parents[2] / "plugins" / "plugin_utils"
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"all__json": json.dumps({"kind": "List", "apiVersion": "v1", "items": OBJECTS})},
-        {"all__yaml": yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": OBJECTS})},
-        {"all__yml": yaml.safe_dump_all(OBJECTS)},
-        {"all__yaml": "---\n---\n" + yaml.safe_dump_all(OBJECTS, explicit_start=True) + "---\n# nothing more\n"},
-        {f"{index}__json": json.dumps(each) for index, each in enumerate(OBJECTS)},
-        {
-            "services__json": json.dumps({"kind": "ServiceList", "apiVersion": "v1", "items": OBJECTS[:2]}),
-            "rest__yaml": yaml.safe_dump_all(OBJECTS[2:]),
-            "README__md": "not read",
-        },
-    ],
-    ids=["json list", "yaml list", "yaml documents", "empty documents", "a file each", "a directory of both"],
-)
-def test_however_the_objects_are_laid_out_the_cluster_is_the_same(tmp_path: Path, files: dict[str, str]) -> None:
-    read = load(write(tmp_path, **files))
-    expected = snapshot(*OBJECTS)
-    assert (read.services, read.slices, read.nodes) == (expected.services, expected.slices, expected.nodes)
-    assert read.problems == ()
+def metrics(file: Path) -> None:
+    """What every run leaves in the directory of the textfile collector."""
+    with Freshness(WorkDirectory(file.parent.parent / "akp").make(), "shop") as fresh:
+        fresh.confirmed("n1", "n1", "g", 1.0)
+        assert fresh.write(file.parent) == file
 
 
-def test_a_single_file_is_a_cluster_too(tmp_path: Path) -> None:
-    write(tmp_path, a__json=json.dumps(service()), b__json="not even JSON")
-    assert [each.name for each in load(tmp_path / "a.json").services] == ["web"]
+WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "metrics": ("akp_shop.prom", metrics),
+    "json": ("status.json", lambda file: write_json(file, {"a": 1})),
+    "record": ("snapshot.json", lambda file: Record((), "test").write(file)),
+    "bytes": ("file", lambda file: write_atomic(file, b"new")),
+}
 
 
-def test_a_problem_names_the_file_it_came_from(tmp_path: Path) -> None:
-    write(tmp_path, services__yaml=yaml.safe_dump_all([service("ok"), service("Bad")]))
-    read = load(tmp_path)
-    assert [str(problem) for problem in read.problems] == [
-        f"{tmp_path}/services.yaml: Service/shop/Bad: metadata.name: 'Bad' is no DNS label"
-    ]
-    assert [each.name for each in read.services] == ["ok"]
+@pytest.fixture(params=WRITERS)
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Callable[[Path], None]]:
+    """A file in a directory that all may write, and what writes it."""
+    name, write = WRITERS[request.param]
+    folder = tmp_path / "textfiles"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder / name, write
 
 
-def test_a_contradiction_names_both_files(tmp_path: Path) -> None:
-    write(tmp_path, a__json=json.dumps(service()), b__json=json.dumps(service(clusterIP="10.96.0.9")))
-    assert [str(problem) for problem in load(tmp_path).problems] == [
-        f"{tmp_path}/b.json: Service/shop/web: metadata.name: another Service of this name was given in"
-        f" {tmp_path}/a.json; one of the two is used"
-    ]
-
-
-def test_dates_are_text_and_an_impossible_one_disturbs_nobody(tmp_path: Path) -> None:
-    text = yaml.safe_dump(service()) + "extra: 2024-13-99\n"
-    assert len(load(write(tmp_path, a__yaml=text)).services) == 1
-
-
-def test_progress_is_told_file_by_file(tmp_path: Path) -> None:
-    told: list[str] = []
-    load(write(tmp_path, b__json=json.dumps(node()), a__json=json.dumps(service())), told.append)
-    assert told == ["a.json", "b.json"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a__json", '{\n "kind": "Service",\n "spec": }\n', ":3:10: is not valid JSON: Expecting value"),
-        ("a__json", '{"kind": "Service"}\n{"kind": "Node"}\n', ":2:1: is not valid JSON: Extra data"),
-        ("a__json", "", ":1:1: is not valid JSON: Expecting value"),
-        ("a__json", '{"kind": "Serv', ":1:10: is not valid JSON: Unterminated string starting at"),
-        ("a__json", "[" * 100_000, ": is nested too deeply"),
-        ("a__json", '{"port": ' + "8" * 5000 + "}", ": holds a value that cannot be read: Exceeds the limit"),
-        ("a__yaml", "kind: Service\nspec:\n  a: [1\nb: 2\n", ":4:2: is not valid YAML: "),
-        ("a__yaml", "kind: Service\n\tspec: 1\n", ":2:1: is not valid YAML: found "),
-        ("a__yaml", "a: 1\n---\nb: {\n", ":4:1: is not valid YAML: did not find expected node content"),
-        ("a__yaml", "a: 1\nb: é\x07\n", ":2: is not valid YAML: unacceptable character #x0007: control characters"),
-        ("a__yaml", "a: *b\n", ":1:4: is not valid YAML: found undefined alias"),
-        ("a__yaml", "a: !!python/object/apply:os.system [id]\n", ":1:4: is not valid YAML: could not determine a cons"),
-        ("a__yaml", "port: " + "8" * 5000 + "\n", ": holds a value that cannot be read: Exceeds the limit"),
-        ("a__yaml", "&a {kind: List, items: [*a]}\n", ": is nested too deeply"),
-        ("a__yaml", b"kind: \xff\n", ": is not UTF-8 text (byte 6)"),
-        ("a__json", b"\xff\xfe{\x00}\x00", ": is not UTF-8 text (byte 0)"),
-    ],
-)
-def test_a_file_that_does_not_parse_is_named_with_its_line(
-    tmp_path: Path, name: str, content: str | bytes, message: str
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", ["", ".new", ".tmp"])
+def test_a_link_in_the_way_leads_nowhere(
+    writer: tuple[Path, Callable[[Path], None]], suffix: str, tmp_path: Path
 ) -> None:
-    write(tmp_path, **{name: content})
-    with pytest.raises(UnreadableFile) as caught:
-        load(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}/{name.replace('__', '.')}{message}")
+    file, write = writer
+    secret = tmp_path / "shadow"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    file.with_name(file.name + suffix).symlink_to(secret)
+    write(file)
+    assert secret.read_text() == "secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_ISREG(file.lstat().st_mode)
 
 
-def test_a_path_that_is_not_there_and_a_directory_without_manifests(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableFile, match=r"nowhere: no such file or directory$"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(UnreadableFile, match=r": holds no file that ends in \.json, \.yaml, \.yml$"):
-        load(write(tmp_path, notes__txt="hello"))
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", ["", ".new", ".tmp"])
+def test_a_pipe_in_the_way_holds_nothing_up(writer: tuple[Path, Callable[[Path], None]], suffix: str) -> None:
+    file, write = writer
+    os.mkfifo(file.with_name(file.name + suffix))
+    write(file)
+    assert stat.S_ISREG(file.lstat().st_mode)
 
 
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
-    (tmp_path / "a.json").symlink_to("/proc/self/mem")
-    with pytest.raises(UnreadableFile, match=r"a\.json: (Input/output error|Permission denied)"):
-        load(tmp_path)
+def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+
+    def broken() -> object:
+        yield "half"
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError):
+        write_atomic(file, broken())  # type: ignore[arg-type]
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+    folder = tmp_path / "folder"
+    (folder / "full").mkdir(parents=True)
+    with pytest.raises(OSError, match=str(folder)):
+        write_atomic(folder, b"")
+    assert sorted(tmp_path.iterdir()) == [file, folder]
+
+
+def test_a_file_has_the_mode_that_was_asked_for_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_atomic(tmp_path / "private", b"")
+        os.umask(0o077)
+        write_atomic(tmp_path / "public", b"", 0o644)
+        make_directory(tmp_path / "folder", 0o755)
+    finally:
+        os.umask(before)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    assert modes == {"private": 0o600, "public": 0o644, "folder": 0o755}
+
+
+def test_a_directory_is_replaced_with_all_that_it_held(tmp_path: Path) -> None:
+    for content in (b"one", b"two"):
+        write_directory(tmp_path / "d", [("a", content, 0o644), (content.decode(), b"", 0o755)])
+    assert sorted(each.name for each in (tmp_path / "d").iterdir()) == ["a", "two"]
+    assert (tmp_path / "d" / "a").read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [tmp_path / "d"]
+
+
+def test_a_bundle_goes_where_a_link_was_and_not_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "n1").symlink_to(tmp_path / "elsewhere")
+    write_bundle(build.render(build.service()), tmp_path / "n1")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert (tmp_path / "n1" / "manifest.json").is_file()
+    assert not (tmp_path / "n1").is_symlink()
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match=name):
+            open_regular(tmp_path / name, os.O_WRONLY | os.O_CREAT)
+    assert not (tmp_path / "target").exists()
+    with pytest.raises(OSError, match="pipe"):
+        append(tmp_path / "pipe", {"action": "sync"})
+    with pytest.raises(OSError, match="link"):
+        Lock(tmp_path / "link").take()
+
+
+def test_there_is_one_way_to_write_a_file() -> None:
+    """Each of the others would have to be right as well."""
+    found = [
+        f"{file.relative_to(ENGINE)}: {line.strip()}"
+        for file in sorted(ENGINE.rglob("*.py"))
+        if file.name != "files.py"
+        for line in file.read_text().splitlines()
+        if re.search(
+            r"write_text\(|write_bytes\(|\.chmod\(|mkstemp|mkdtemp|shutil\.copy|(?<!fd)open\([^)]*[\"'][wax]", line
+        )
+    ]
+    # In a directory of its own that nothing else can reach.
+    assert found == ['plan/approval.py: file.write_text(signature, encoding="utf-8")']
+
+
+# ------------------------------------------------------------------ whose the working directory is
+
+OTHER = 65_533  # a user who is not us
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("owner", "belongs to user 65533, who could change it"),
+        ("owner above", "belongs to user 65533, who could change it"),
+        ("group", "others than its owner may write to"),
+        ("world", "others than its owner may write to"),
+        ("world above", "others than its owner may write to"),
+        ("link in a place of others", "others than its owner may write to"),
+    ],
+)
+def test_a_working_directory_that_another_user_can_write_is_refused(tmp_path: Path, what: str, told: str) -> None:
+    above = tmp_path / "above"
+    work = above / "akp"
+    WorkDirectory(work).make()
+    if what.startswith("owner"):
+        os.chown(above if what.endswith("above") else work, OTHER, OTHER)
+    elif what == "link in a place of others":
+        place = tmp_path / "place"
+        place.mkdir()
+        place.chmod(0o777)
+        (place / "akp").symlink_to(work)
+        work = place / "akp"
+    else:
+        (above if what.endswith("above") else work).chmod(0o770 if what == "group" else 0o777)
+    with pytest.raises(PermissionError) as refused:
+        WorkDirectory(work).make()
+    assert told in str(refused.value)
+    assert "is not safe" in str(refused.value)
+
+
+def test_a_working_directory_in_one_that_all_may_write_but_not_rename_in_is_safe(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    WorkDirectory(tmp_path / "tmp" / "akp").make()
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o775)  # as homes in containers are
+    assert WorkDirectory(tmp_path / "group" / "akp").make().run.is_dir()
