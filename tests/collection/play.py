@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .warm import Warm
+
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "shop"
 BIN = Path(sys.executable).parent
+WARM = Warm()
 _RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
 
 
@@ -88,14 +91,16 @@ def playbook(
         "kube_proxy_confirm_cleanup": "default",
         **(variables or {}),
     }
-    done = subprocess.run(
-        [*prefix, str(BIN / "ansible-playbook"), "-i", str(inventory), path, "-e", json.dumps(chosen), *arguments],
+    argv = [str(BIN / "ansible-playbook"), "-i", str(inventory), path, "-e", json.dumps(chosen), *arguments]
+    env = ansible_environment(record) | dict(environment or {})
+    done = (None if prefix or environment else WARM.run(argv, work, env)) or subprocess.run(
+        [*prefix, *argv],
         capture_output=True,
         text=True,
         check=False,
         cwd=work,
         stdin=subprocess.DEVNULL,
-        env=ansible_environment(record) | dict(environment or {}),
+        env=env,
     )
     run = Run(done.returncode, done.stdout + done.stderr, tuple(_read(record)))
     if check:
