@@ -11,8 +11,9 @@ from typing import Protocol
 from ..errors import UserError
 from ..proxy.compat import COMPATS, DEFAULT_COMPAT, Compat
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
+from ..proxy.facts import UnusableNode
 from ..proxy.view import NodeView, PortView
-from . import iptables, ipvs, nftables, nftables_file
+from . import iptables, ipvs, kernelspace, nftables, nftables_file
 from .state import Delta, State
 
 
@@ -43,11 +44,37 @@ _MODES = {
     "iptables": _Backend(iptables.Renderer, iptables.files, iptables.delta_files),
     "ipvs": _Backend(ipvs.Renderer, ipvs.files, ipvs.delta_files),
     "nftables": _Backend(nftables.Renderer, nftables_file.files, nftables_file.delta_files),
+    "kernelspace": _Backend(kernelspace.Renderer, kernelspace.files, kernelspace.delta_files),
 }
 
 
-def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
-    """The writer of the configured mode."""
+class ByNode:
+    """Writes a node of Windows in kernelspace mode, and any other in the configured one."""
+
+    def __init__(self, linux: Renderer, windows: Renderer | None) -> None:
+        self._linux, self._windows = linux, windows
+
+    def state(self, view: NodeView) -> State:
+        """The state of one node; UnusableNode if nothing can be written for it."""
+        name = view.facts.name
+        if view.facts.hns is None:
+            if view.config.mode == "kernelspace":
+                raise UnusableNode(f"node {name}: mode kernelspace is for nodes of Windows, and it runs Linux")
+            return self._linux.state(view)
+        if self._windows is None:
+            raise UnusableNode(
+                f"node {name}: it runs Windows. kernelspace mode is a preview: akp render and akp diff write what the "
+                "node would get, and nothing applies it yet; leave this host out of the play"
+            )
+        return self._windows.state(view)
+
+    def forget(self, views: Iterable[PortView]) -> None:
+        """Views that are asked for no more."""
+        self._linux.forget(views)
+
+
+def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT, *, preview: bool = False) -> Renderer:
+    """The writer of the configured mode, and, as a preview, of Windows nodes."""
     if compat not in COMPATS:
         raise UnknownBackend(f"compat {compat!r} is not one of {', '.join(COMPATS)}")
     if config.mode not in _MODES:
@@ -56,7 +83,7 @@ def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
     for entry in config.node_port_addresses:
         if entry in NODE_PORT_KEYWORDS and entry not in profile.node_port_keywords:
             raise UnknownBackend(f"nodePortAddresses: kube-proxy {compat} does not know the keyword {entry}")
-    return _MODES[config.mode].renderer(profile)
+    return ByNode(_MODES[config.mode].renderer(profile), kernelspace.Renderer(profile) if preview else None)
 
 
 def files(state: State) -> Iterator[tuple[str, str]]:

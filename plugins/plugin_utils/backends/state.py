@@ -305,8 +305,15 @@ def delta(old: State, new: State) -> Delta:
         pairs=step.pairs,
         elements=elements,
         allowed=(old.allowed, new.allowed),
-        needs_full=fixed or (old.mode, old.compat) != (new.mode, new.compat) or _families(old) != _families(new),
+        needs_full=fixed
+        or (old.mode, old.compat) != (new.mode, new.compat)
+        or _families(old) != _families(new)
+        or new.mode in _WHOLE,
     )
+
+
+# Modes whose nodes compare all of a state themselves.
+_WHOLE = frozenset({"kernelspace"})
 
 
 def _families(state: State) -> set[str]:

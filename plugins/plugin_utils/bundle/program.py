@@ -17,6 +17,8 @@ from importlib.resources.abc import Traversable
 PROGRAM = "akp-node"
 # What a node of a mode needs beside the core; ipvs mode has iptables rules as well.
 MODES = {"iptables": ("iptables",), "nftables": ("nftables",), "ipvs": ("iptables", "ipvs")}
+# Nothing here applies bundles of these modes: they can be rendered, compared and read.
+RENDERED_ONLY = ("kernelspace",)
 PARTS = ("pull", "health", "metrics", "verify")
 
 # What a part names and a mode has no use for: rules of ipvs mode have shapes of their own.

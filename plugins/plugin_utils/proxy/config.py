@@ -16,7 +16,7 @@ from .warned import Warned
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-MODES = ("iptables", "ipvs", "nftables")
+MODES = ("iptables", "ipvs", "nftables", "kernelspace")
 NODE_PORT_KEYWORDS = ("primary", "localhost", "all")
 DETECT_LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
@@ -71,6 +71,17 @@ class Ipvs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Winkernel:
+    """`winkernel`: Windows nodes."""
+
+    network_name: str = ""
+    source_vip: str = ""
+    enable_dsr: bool = False
+    root_endpoint_name: str = "cbr0"
+    forward_health_check_vip: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ProxyConfig:
     """What of a KubeProxyConfiguration decides on rules and sysctls, with kube-proxy's defaults."""
 
@@ -89,6 +100,8 @@ class ProxyConfig:
     min_sync_period: float = 1
     conntrack: Conntrack = Conntrack()
     ipvs: Ipvs = Ipvs()
+    winkernel: Winkernel = Winkernel()
+    healthz_port: int = 10256
     feature_gates: tuple[tuple[str, bool], ...] = ()
     unknown: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # fields that kube-proxy would pass over
 
@@ -147,7 +160,13 @@ _FIELDS: dict[str, Any] = {
         "udpTimeout": Duration,
     },
     "nftables": {"masqueradeBit": int, "masqueradeAll": bool, "syncPeriod": Duration, "minSyncPeriod": Duration},
-    "winkernel": object,
+    "winkernel": {
+        "networkName": str,
+        "sourceVip": str,
+        "enableDSR": bool,
+        "rootHnsEndpointName": str,
+        "forwardHealthCheckVip": bool,
+    },
     "detectLocalMode": str,
     "detectLocal": {"bridgeInterface": str, "interfaceNamePrefix": str},
     "clusterCIDR": str,
@@ -252,6 +271,12 @@ def parse_duration(text: object) -> float | None:
     return -seconds if match["sign"] == "-" else seconds
 
 
+def _healthz_port(address: str) -> int:
+    """The port of IP:PORT; without one it is kube-proxy's default."""
+    port = "" if parse_ip(address) else address.rpartition(":")[2]
+    return int(port) if re.fullmatch("[0-9]{1,5}", port) else 10256
+
+
 def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
     mode = fields.get("mode") or "iptables"
     section = "nftables" if mode == "nftables" else "iptables"
@@ -293,6 +318,14 @@ def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
             tcp_fin_timeout=fields.get("ipvs.tcpFinTimeout", 0),
             udp_timeout=fields.get("ipvs.udpTimeout", 0),
         ),
+        winkernel=Winkernel(
+            network_name=fields.get("winkernel.networkName", ""),
+            source_vip=parse_ip(fields.get("winkernel.sourceVip") or "") or "",
+            enable_dsr=fields.get("winkernel.enableDSR", False),
+            root_endpoint_name=fields.get("winkernel.rootHnsEndpointName") or "cbr0",
+            forward_health_check_vip=fields.get("winkernel.forwardHealthCheckVip", False),
+        ),
+        healthz_port=_healthz_port(fields.get("healthzBindAddress", "")),
         feature_gates=tuple(sorted((str(name), on) for name, on in gates.items() if name in _FEATURE_DEFAULTS)),
     )
 
