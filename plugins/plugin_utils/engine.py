@@ -24,8 +24,8 @@ from .backends.state import State
 from .choices import Choices
 from .cluster.snapshot import Node, Service, Snapshot
 from .proxy.facts import InvalidFacts, NodeFacts, UnusableNode, node_facts
-from .proxy.own import OwnAddresses
 from .proxy.hns import health_checks_lost
+from .proxy.own import OwnAddresses
 from .proxy.policy import NOTHING, Known, RefusedVips, api_servers, under_policy
 from .proxy.view import ClusterView, NodeView
 from .proxy.warned import Warned
