@@ -93,7 +93,7 @@ def test_an_external_policy_local_keeps_to_the_node_and_answers_directly() -> No
 
 
 def test_with_both_policies_local_no_endpoint_elsewhere_is_made() -> None:
-    policies = {"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local"}
+    policies: Object = {"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local"}
     made = hns(service(**policies, **FULL), two_endpoints())
     assert made["endpoints"] == []
     assert {tuple(each["HostComputeEndpoints"]) for each in made["loadBalancers"]} == {(HERE,)}
