@@ -35,7 +35,7 @@ class Engine:
     """The states of all nodes of a cluster."""
 
     def __init__(self, choices: Choices, *, preview: bool = False) -> None:
-        """`preview`: also write the states of Windows nodes, which nothing applies yet."""
+        """`preview`: also write the states of Windows nodes, which no carrier brings there yet."""
         self.choices = choices
         self._config, self._policy = choices.proxy, choices.policy
         self.renderer = backends.renderer(self._config, choices.compat, preview=preview)

@@ -63,8 +63,8 @@ class ByNode:
             return self._linux.state(view)
         if self._windows is None:
             raise UnusableNode(
-                f"node {name}: it runs Windows. kernelspace mode is a preview: akp render and akp diff write what the "
-                "node would get, and nothing applies it yet; leave this host out of the play"
+                f"node {name}: it runs Windows. kernelspace mode is a preview: akp render writes its bundle, which is "
+                "applied by hand, see docs/kernelspace.md; leave this host out of the play"
             )
         return self._windows.state(view)
 

@@ -17,8 +17,6 @@ from importlib.resources.abc import Traversable
 PROGRAM = "akp-node"
 # What a node of a mode needs beside the core; ipvs mode has iptables rules as well.
 MODES = {"iptables": ("iptables",), "nftables": ("nftables",), "ipvs": ("iptables", "ipvs")}
-# Nothing here applies bundles of these modes: they can be rendered, compared and read.
-RENDERED_ONLY = ("kernelspace",)
 PARTS = ("pull", "health", "metrics", "verify")
 
 # What a part names and a mode has no use for: rules of ipvs mode have shapes of their own.
@@ -37,6 +35,18 @@ def node_program(mode: str) -> str:
     texts += [modes[f"{name}.sh"] for name in MODES[mode] if f"{name}.sh" in modes]
     texts += [text for name, text in core.items() if name >= _MAIN]
     return _joined(texts, f"MODES={mode}    # the bundles that this program takes\n", _UNUSED.get(mode, ()))
+
+
+def programs(mode: str) -> list[tuple[str, str]]:
+    """Names and texts of the programs that a bundle of a mode brings along."""
+    return list(_windows().items()) if mode == "kernelspace" else [(PROGRAM, node_program(mode))]
+
+
+@cache
+def _windows() -> dict[str, str]:
+    """The program of Windows nodes, and the lines of PowerShell that start it."""
+    directory = resources.files(__package__).joinpath("akp_windows")
+    return {name: directory.joinpath(name).read_text(encoding="utf-8") for name in ("akp-node.cs", "akp-node.ps1")}
 
 
 @cache

@@ -9,15 +9,39 @@
  *     loadbalancer {"ID":"...",...}       a second line of an ID replaces the first
  *     delete endpoint ID
  *
- * The environment variable HNS_STORE names the file. Documents are ASCII, and compact, as kube-proxy writes them.
+ * The environment variable HNS_STORE names the file. With HNS_DIE_AFTER=N the process ends in the middle of the Nth change, before
+ * (N odd) or after (N even) it is made. Documents are ASCII, and compact, as kube-proxy writes them.
  */
-#include <objbase.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32 /* under Wine, for kube-proxy.exe */
+#include <objbase.h>
 #include <windows.h>
-
 #define EXPORT __declspec(dllexport) HRESULT WINAPI
+#define LOCK() EnterCriticalSection(&lock)
+#define UNLOCK() LeaveCriticalSection(&lock)
+static CRITICAL_SECTION lock;
+#else /* on Linux, for akp-node.cs on mono */
+#include <pthread.h>
+#include <stdint.h>
+#include <strings.h>
+typedef int32_t HRESULT;
+typedef uint16_t WCHAR;
+typedef intptr_t INT_PTR;
+typedef struct {
+    uint32_t Data1;
+    uint16_t Data2, Data3;
+    unsigned char Data4[8];
+} GUID;
+#define EXPORT HRESULT
+#define CoTaskMemAlloc malloc
+#define _stricmp strcasecmp
+#define LOCK() pthread_mutex_lock(&lock)
+#define UNLOCK() pthread_mutex_unlock(&lock)
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+#endif
+
 #define NOT_FOUND ((HRESULT)0x80070490)
 #define MOST 65536
 #define LONGEST (1 << 20)
@@ -34,7 +58,7 @@ static struct object *objects[KINDS];
 static int count[KINDS];
 static int major = 13, minor = 2;
 static FILE *store;
-static CRITICAL_SECTION lock;
+static unsigned calls_left; /* what a test allows before it ends the process; 0: all */
 
 /* ---- text */
 
@@ -123,6 +147,12 @@ static void load(void) {
     if (file) fclose(file);
     store = name ? fopen(name, "ab") : NULL;
     free(line);
+    if (getenv("HNS_DIE_AFTER")) calls_left = (unsigned)atoi(getenv("HNS_DIE_AFTER"));
+}
+
+/* Stands before and after every change: a test that walks through all numbers has killed a run at each of them. */
+static void may_die(void) {
+    if (calls_left && --calls_left == 0) _Exit(137);
 }
 
 static void note(const char *format, const char *first, const char *second) {
@@ -131,6 +161,7 @@ static void note(const char *format, const char *first, const char *second) {
     fflush(store);
 }
 
+#ifdef _WIN32
 BOOL WINAPI DllMain(HINSTANCE module, DWORD reason, LPVOID reserved) {
     (void)module, (void)reserved;
     if (reason == DLL_PROCESS_ATTACH) {
@@ -139,6 +170,9 @@ BOOL WINAPI DllMain(HINSTANCE module, DWORD reason, LPVOID reserved) {
     }
     return TRUE;
 }
+#else
+__attribute__((constructor)) static void begin(void) { load(); }
+#endif
 
 /* ---- the calls; a handle is the place of an object, plus one */
 
@@ -157,14 +191,14 @@ static int matches(const char *query, const char *json) {
 
 static HRESULT list(enum kind kind, const WCHAR *query, WCHAR **out) {
     char *asked = narrow(query);
-    EnterCriticalSection(&lock);
+    LOCK();
     char *answer = malloc(3 + 48 * (size_t)(count[kind] + 1));
     size_t length = (size_t)sprintf(answer, "[");
     for (int i = 0; i < count[kind]; i++)
         if (objects[kind][i].json && matches(asked, objects[kind][i].json))
             length += (size_t)sprintf(answer + length, "%s\"%s\"", length > 1 ? "," : "", objects[kind][i].id);
     strcpy(answer + length, "]");
-    LeaveCriticalSection(&lock);
+    UNLOCK();
     *out = wide(answer);
     free(answer);
     free(asked);
@@ -174,19 +208,19 @@ static HRESULT list(enum kind kind, const WCHAR *query, WCHAR **out) {
 static HRESULT open_object(enum kind kind, const GUID *guid, void **handle) {
     char id[40];
     id_of(guid, id);
-    EnterCriticalSection(&lock);
+    LOCK();
     int i = find(kind, id);
-    LeaveCriticalSection(&lock);
+    UNLOCK();
     if (i < 0) return NOT_FOUND;
     *handle = (void *)(INT_PTR)(i + 1);
     return 0;
 }
 
 static HRESULT show(enum kind kind, void *handle, WCHAR **out) {
-    EnterCriticalSection(&lock);
+    LOCK();
     const char *json = objects[kind][(INT_PTR)handle - 1].json;
     *out = wide(json ? json : "{}");
-    LeaveCriticalSection(&lock);
+    UNLOCK();
     return 0;
 }
 
@@ -202,27 +236,32 @@ static int keep(enum kind kind, const char *id, const WCHAR *settings) {
     return i;
 }
 
-static HRESULT create(enum kind kind, const WCHAR *settings, void **handle) {
+/* A caller may choose the ID; kube-proxy leaves it to the service. */
+static HRESULT create(enum kind kind, const GUID *wanted, const WCHAR *settings, void **handle) {
+    static const GUID NONE;
     char id[40];
-    GUID guid;
-    if (CoCreateGuid(&guid) != S_OK) return E_FAIL;
-    id_of(&guid, id);
-    EnterCriticalSection(&lock);
+    LOCK();
+    may_die();
+    id_of(wanted, id);
+    if (!memcmp(wanted, &NONE, sizeof NONE)) sprintf(id, "%08x-0000-4000-8000-%012x", kind, count[kind] + 1);
     *handle = (void *)(INT_PTR)(keep(kind, id, settings) + 1);
-    LeaveCriticalSection(&lock);
+    may_die();
+    UNLOCK();
     return 0;
 }
 
 static HRESULT remove_object(enum kind kind, const GUID *guid) {
     char id[40];
     id_of(guid, id);
-    EnterCriticalSection(&lock);
+    LOCK();
     int i = find(kind, id);
+    if (i >= 0) may_die();
     if (i >= 0) {
         drop(kind, i);
         note("delete %s %s\n", NAMES[kind], id);
+        may_die();
     }
-    LeaveCriticalSection(&lock);
+    UNLOCK();
     return i < 0 ? NOT_FOUND : 0;
 }
 
@@ -242,8 +281,8 @@ EXPORT HcnQueryEndpointProperties(void *handle, const WCHAR *query, WCHAR **out,
 }
 EXPORT HcnCloseEndpoint(void *handle) { (void)handle; return 0; }
 EXPORT HcnCreateEndpoint(void *network, const GUID *id, const WCHAR *settings, void **handle, WCHAR **error) {
-    (void)network, (void)id, (void)error;
-    return create(ENDPOINT, settings, handle);
+    (void)network, (void)error;
+    return create(ENDPOINT, id, settings, handle);
 }
 EXPORT HcnDeleteEndpoint(const GUID *id, WCHAR **error) { (void)error; return remove_object(ENDPOINT, id); }
 
@@ -258,16 +297,16 @@ EXPORT HcnQueryLoadBalancerProperties(void *handle, const WCHAR *query, WCHAR **
 }
 EXPORT HcnCloseLoadBalancer(void *handle) { (void)handle; return 0; }
 EXPORT HcnCreateLoadBalancer(const GUID *id, const WCHAR *settings, void **handle, WCHAR **error) {
-    (void)id, (void)error;
-    return create(LOADBALANCER, settings, handle);
+    (void)error;
+    return create(LOADBALANCER, id, settings, handle);
 }
 EXPORT HcnModifyLoadBalancer(void *handle, const WCHAR *settings, WCHAR **error) {
     (void)error;
-    EnterCriticalSection(&lock);
+    LOCK();
     char id[40];
     strcpy(id, objects[LOADBALANCER][(INT_PTR)handle - 1].id);
     keep(LOADBALANCER, id, settings);
-    LeaveCriticalSection(&lock);
+    UNLOCK();
     return 0;
 }
 EXPORT HcnDeleteLoadBalancer(const GUID *id, WCHAR **error) { (void)error; return remove_object(LOADBALANCER, id); }
