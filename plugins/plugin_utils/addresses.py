@@ -84,18 +84,23 @@ def parse_ip(text: str) -> str | None:
         octets = [int(octet) for octet in match.groups()]
         return "{}.{}.{}.{}".format(*octets) if max(octets) <= 255 else None
     try:
-        packed = socket.inet_pton(socket.AF_INET6, text)
+        bits = socket.inet_pton(socket.AF_INET6, text)
     except (OSError, ValueError):
         return None
-    if packed.startswith(_MAPPED):
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    if bits.startswith(_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, bits[12:])
     # The C library would print ::1.2.3.4 where Go and the rules say ::102:304.
-    return str(ipaddress.IPv6Address(packed))
+    return str(ipaddress.IPv6Address(bits))
 
 
 def family_of(address: str) -> Family:
     """Family of a canonical address or CIDR."""
     return Family.IPV6 if ":" in address else Family.IPV4
+
+
+def packed(address: str) -> bytes:
+    """The 4 or 16 bytes of a canonical address."""
+    return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -24,6 +24,7 @@ from .backends.state import State
 from .choices import Choices
 from .cluster.snapshot import Node, Service, Snapshot
 from .proxy.facts import InvalidFacts, NodeFacts, UnusableNode, node_facts
+from .proxy.hns import health_checks_lost
 from .proxy.own import OwnAddresses
 from .proxy.policy import NOTHING, Known, RefusedVips, api_servers, under_policy
 from .proxy.view import ClusterView, NodeView
@@ -33,10 +34,11 @@ from .proxy.warned import Warned
 class Engine:
     """The states of all nodes of a cluster."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, *, preview: bool = False) -> None:
+        """`preview`: also write the states of Windows nodes, which no carrier brings there yet."""
         self.choices = choices
         self._config, self._policy = choices.proxy, choices.policy
-        self.renderer = backends.renderer(self._config, choices.compat)
+        self.renderer = backends.renderer(self._config, choices.compat, preview=preview)
         self._view: ClusterView | None = None
         self._own: OwnAddresses | None = None
         self._nodes: dict[str, Node] = {}
@@ -80,8 +82,10 @@ class Engine:
                 yield record_line(each.port, usable, ())
 
     def warnings_of(self, name: str, facts: Mapping[str, Any] | None) -> tuple[Warned, ...]:
-        """What there is to say about the addresses that a node says it has."""
-        return self._own.warnings(name, facts) if self._own is not None else ()
+        """What there is to say about the addresses that a node says it has, and about what it cannot do."""
+        own = self._own.warnings(name, facts) if self._own is not None else ()
+        node = self._nodes.get(name)
+        return (*own, *health_checks_lost(name, self.snapshot)) if node is not None and node.windows else own
 
     def state(self, name: str, facts: Mapping[str, Any] | None = None) -> State:
         """What a node shall have; UnusableNode or InvalidFacts if that cannot be told."""

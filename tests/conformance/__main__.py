@@ -17,12 +17,14 @@ from tests.controlplane import DEFAULT_MINOR, binaries
 from . import draw, goldens, history
 from .report import Report
 from .run import Settings, run, stop_on_term
+from .windows import run as windows
 
 MODES = ("iptables", "nftables", "ipvs")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("kernelspace",), help="Windows nodes, by kube-proxy.exe under Wine")
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the clusters after it have the next ones")
     parser.add_argument("--clusters", type=int, default=25, help="how many clusters per mode")
     parser.add_argument("--mode", action="append", choices=MODES, help=f"default: {', '.join(MODES)}")
@@ -42,6 +44,8 @@ def main() -> int:
     )
     args = parser.parse_args()
     stop_on_term()
+    if args.what == "kernelspace":
+        return 1 if windows.run(args.seed, args.clusters, args.steps) else 0
     clusters = list(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
     settings = Settings(
         steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),

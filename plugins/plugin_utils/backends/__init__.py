@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from ..errors import UserError
-from ..proxy.compat import COMPATS, DEFAULT_COMPAT
+from ..proxy.compat import COMPATS, DEFAULT_COMPAT, Compat
 from ..proxy.config import NODE_PORT_KEYWORDS, ProxyConfig
+from ..proxy.facts import UnusableNode
 from ..proxy.port_view import PortView
 from ..proxy.view import NodeView
 from .state import Delta, State
@@ -36,6 +37,7 @@ _MODES = {
     "ipvs": ("ipvs", "ipvs_file"),
     "nftables": ("nftables", "nftables_file"),
     "userspace": ("userspace", "userspace"),
+    "kernelspace": ("kernelspace", "kernelspace"),
 }
 
 
@@ -43,8 +45,34 @@ def _module(name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
 
-def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
-    """The writer of the configured mode."""
+class ByNode:
+    """Writes a node of Windows in kernelspace mode, and any other in the configured one."""
+
+    def __init__(self, linux: Renderer, preview: Compat | None) -> None:
+        self._linux, self._preview = linux, preview
+
+    def state(self, view: NodeView) -> State:
+        """The state of one node; UnusableNode if nothing can be written for it."""
+        name = view.facts.name
+        if view.facts.hns is None:
+            if view.config.mode == "kernelspace":
+                raise UnusableNode(f"node {name}: mode kernelspace is for nodes of Windows, and it runs Linux")
+            return self._linux.state(view)
+        if self._preview is None:
+            raise UnusableNode(
+                f"node {name}: it runs Windows. kernelspace mode is a preview: akp render writes its bundle, which is "
+                "applied by hand, see docs/kernelspace.md; leave this host out of the play"
+            )
+        found: State = _module("kernelspace").Renderer(self._preview).state(view)
+        return found
+
+    def forget(self, views: Iterable[PortView]) -> None:
+        """Views that are asked for no more."""
+        self._linux.forget(views)
+
+
+def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT, *, preview: bool = False) -> Renderer:
+    """The writer of the configured mode, and, as a preview, of Windows nodes."""
     if compat not in COMPATS:
         raise UnknownBackend(f"compat {compat!r} is not one of {', '.join(COMPATS)}")
     if config.mode not in _MODES:
@@ -53,8 +81,8 @@ def renderer(config: ProxyConfig, compat: str = DEFAULT_COMPAT) -> Renderer:
     for entry in config.node_port_addresses:
         if entry in NODE_PORT_KEYWORDS and entry not in profile.node_port_keywords:
             raise UnknownBackend(f"nodePortAddresses: kube-proxy {compat} does not know the keyword {entry}")
-    found: Renderer = _module(_MODES[config.mode][0]).Renderer(profile)
-    return found
+    linux: Renderer = _module(_MODES[config.mode][0]).Renderer(profile)
+    return ByNode(linux, profile if preview else None)
 
 
 def files(state: State) -> Iterator[tuple[str, str]]:

@@ -312,8 +312,8 @@ def delta(old: State, new: State) -> Delta:
     )
 
 
-# Proxies in user space read whole files, and a file of theirs has all Services.
-_WHOLE_MODES = frozenset({"userspace"})
+# Proxies in user space read whole files, and a file of theirs has all Services. Windows nodes compare all themselves.
+_WHOLE_MODES = frozenset({"userspace", "kernelspace"})
 
 
 def _families(state: State) -> set[str]:

@@ -42,6 +42,18 @@ def node_program(mode: str) -> str:
     return _joined(texts, f"MODES={mode}    # the bundles that this program takes\n", _UNUSED.get(mode, ()))
 
 
+def programs(mode: str) -> list[tuple[str, str]]:
+    """Names and texts of the programs that a bundle of a mode brings along."""
+    return list(_windows().items()) if mode == "kernelspace" else [(PROGRAM, node_program(mode))]
+
+
+@cache
+def _windows() -> dict[str, str]:
+    """The program of Windows nodes, and the lines of PowerShell that start it."""
+    directory = resources.files(__package__).joinpath("akp_windows")
+    return {name: directory.joinpath(name).read_text(encoding="utf-8") for name in ("akp-node.cs", "akp-node.ps1")}
+
+
 @cache
 def part_program(name: str) -> str:
     """The text of a program of its own, e.g. akp-pull."""

@@ -13,7 +13,7 @@ from ..backends.common import CONNTRACK, SERVICES
 from ..backends.state import Delta, Fragment, Object, State
 from ..files import write_directory
 from .manifest import FILE, manifest_digest, manifest_text
-from .program import PROGRAM, node_program
+from .program import PROGRAM, programs
 
 # The fields of a manifest and the files that it lists, without the program.
 Parts: TypeAlias = tuple[dict[str, Any], list[tuple[str, str]]]
@@ -22,7 +22,7 @@ Parts: TypeAlias = tuple[dict[str, Any], list[tuple[str, str]]]
 def write_bundle(state: State, directory: Path) -> None:
     """The full bundle of a node. An earlier bundle of that directory is replaced in one step."""
     fields, contents = bundle_parts(state)
-    _write(directory, fields, [*contents, (PROGRAM, node_program(state.mode))])
+    _write(directory, fields, [*contents, *programs(state.mode)])
 
 
 def write_delta(change: Delta, state: State, directory: Path) -> None:

@@ -25,6 +25,7 @@ from .console import Progress, UsageError, report_left_out
 _DESCRIPTION = """\
 Writes, for each node, a bundle: OUT/NODE/ with the files that the node's own tools load (iptables.rules, ...), a
 manifest with their digests, and akp-node, the program that applies them. The same input gives the same bytes.
+A node of Windows gets hns.json and akp-node.cs, a preview.
 """
 
 
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     # One large structure without cycles, and then the end: looking for garbage would cost a fifth of the time.
     gc.disable()
     with Progress() as progress:
-        engine = Engine(Choices.of(settings_of(args)))
+        engine = Engine(Choices.of(settings_of(args)), preview=True)
         snapshot = load(args.cluster, lambda name: progress.step(f"reading {name}"))
         report_left_out(snapshot, strict=args.strict)
         nodes = _nodes(args, engine.choices.proxy.hostname_override, snapshot)
@@ -187,7 +188,7 @@ def _nodes(args: argparse.Namespace, by_default: str, snapshot: Snapshot) -> lis
 def _gathered(file: Path | None, nodes: list[str]) -> dict[str, Mapping[str, Any]]:
     """Facts per node from a file of one node's facts or of many."""
     content = _content(file)
-    if "capabilities" in content or "addresses" in content:
+    if {"capabilities", "addresses", "hns"} & content.keys():
         if len(nodes) != 1:
             raise UsageError(f"{file}: holds the facts of one node, but {len(nodes)} nodes are rendered")
         return {nodes[0]: content}

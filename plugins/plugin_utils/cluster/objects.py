@@ -33,6 +33,7 @@ from .snapshot import (
 
 ANNOTATION_PREFIX = "kube-proxy.agentless.io/"
 ANNOTATION_SCHEDULER = f"{ANNOTATION_PREFIX}scheduler"
+ANNOTATION_PRESERVE = "preserve-destination"  # kube-proxy's own, on Windows
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh")
 DEFAULT_STICKY_SECONDS = 10800
 MOST_PROBLEMS = 20  # of one object that are named
@@ -213,7 +214,7 @@ class Reader:
     def _annotations(self, annotations: Object) -> Iterator[tuple[str, str]]:
         """Those that are meant for us."""
         for key, value in annotations.items():
-            if not isinstance(value, str) or not _is_ours(key):
+            if not isinstance(value, str) or not is_ours(key):
                 continue
             if key == ANNOTATION_SCHEDULER and value not in SCHEDULERS:
                 reason = f"{fields.shown(value)} is not one of {', '.join(SCHEDULERS)}; the annotation is left out"
@@ -332,8 +333,10 @@ class Reader:
         )
 
 
-def _is_ours(annotation: object) -> bool:
-    return isinstance(annotation, str) and annotation.startswith(ANNOTATION_PREFIX)
+def is_ours(annotation: object) -> bool:
+    """Whether something that we write depends on an annotation."""
+    named = isinstance(annotation, str) and annotation.startswith(ANNOTATION_PREFIX)
+    return named or annotation == ANNOTATION_PRESERVE
 
 
 def _order(given: tuple[Any, str]) -> tuple[str, str]:

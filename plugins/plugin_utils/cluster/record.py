@@ -26,6 +26,7 @@ from .objects import (
     LABEL_ZONE,
     TAINT_LEAVING,
     Reader,
+    is_ours,
 )
 from .slices import LABEL_HEADLESS, LABEL_SERVICE_NAME
 from .snapshot import Snapshot
@@ -51,7 +52,7 @@ KINDS = {
 def _ours(annotations: Any) -> Any:
     if not isinstance(annotations, dict):
         return annotations
-    return {key: value for key, value in annotations.items() if str(key).startswith(ANNOTATION_PREFIX)}
+    return {key: value for key, value in annotations.items() if is_ours(key)}
 
 
 def _readiness(conditions: Any) -> Any:

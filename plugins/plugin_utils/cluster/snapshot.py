@@ -105,6 +105,11 @@ class Node:
     ready: bool
     leaving: bool = False  # it is being deleted, or the cluster autoscaler is about to
 
+    @property
+    def windows(self) -> bool:
+        """Whether it runs Windows."""
+        return ("kubernetes.io/os", "windows") in self.labels
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceCIDR:

@@ -22,9 +22,13 @@ BUNDLE_BYTES = 240_000_000
 # takes beside the names in its rules, and how many names those have. Then what affinity adds, and a policy Local, with
 # which two chains of a Service lead to it.
 _RULE, _RULES = 100, 6
-_ENDPOINT = {"iptables": (430, 3), "nftables": (240, 0), "ipvs": (230, 0), "userspace": (170, 0)}
-_STICKY = {"iptables": (350, 1), "nftables": (1000, 10), "ipvs": (0, 0), "userspace": (100, 0)}
-_LOCAL = {"iptables": (200, 1), "nftables": (100, 3), "ipvs": (0, 0), "userspace": (0, 0)}  # once more with affinity
+_NONE = (0, 0)
+_ENDPOINT = {
+    "iptables": (430, 3), "nftables": (240, 0), "ipvs": (230, 0), "userspace": (170, 0), "kernelspace": (400, 0),
+}  # fmt: skip
+_STICKY = {"iptables": (350, 1), "nftables": (1000, 10), "ipvs": _NONE, "userspace": (100, 0), "kernelspace": _NONE}
+# once more with affinity
+_LOCAL = {"iptables": (200, 1), "nftables": (100, 3), "ipvs": _NONE, "userspace": _NONE, "kernelspace": _NONE}
 # A pair of addresses in conntrack.udp, which has each endpoint with each frontend.
 _PAIR = 50
 
@@ -39,8 +43,8 @@ def bytes_of(port: ServicePort, frontends: int, endpoints: int, mode: str) -> in
     each = sum(times * (part[mode][0] + part[mode][1] * names) for part, times in parts)
     ranges = len(port.source_ranges) * (1 + len(port.load_balancer_vips)) * _RULE
     pairs = frontends * endpoints * _PAIR if port.protocol == "udp" else 0
-    # Virtual servers have real servers of their own; elsewhere all frontends lead to the same chains.
-    times = frontends if mode == "ipvs" else 1
+    # Virtual servers and load balancers have endpoints of their own; elsewhere all frontends lead to the same chains.
+    times = frontends if mode in ("ipvs", "kernelspace") else 1
     return frontends * _RULES * (_RULE + names) + times * endpoints * each + ranges + pairs
 
 

@@ -16,7 +16,7 @@ from .warned import Warned
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-MODES = ("iptables", "ipvs", "nftables", "userspace")
+MODES = ("iptables", "ipvs", "nftables", "userspace", "kernelspace")
 NODE_PORT_KEYWORDS = ("primary", "localhost", "all")
 DETECT_LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
@@ -81,6 +81,17 @@ class Userspace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Winkernel:
+    """`winkernel`: Windows nodes."""
+
+    network_name: str = ""
+    source_vip: str = ""
+    enable_dsr: bool = False
+    root_endpoint_name: str = "cbr0"
+    forward_health_check_vip: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ProxyConfig:
     """What of a KubeProxyConfiguration decides on rules and sysctls, with kube-proxy's defaults."""
 
@@ -100,6 +111,8 @@ class ProxyConfig:
     conntrack: Conntrack = Conntrack()
     ipvs: Ipvs = Ipvs()
     userspace: Userspace = Userspace()
+    winkernel: Winkernel = Winkernel()
+    healthz_port: int = 10256
     feature_gates: tuple[tuple[str, bool], ...] = ()
     unknown: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # fields that kube-proxy would pass over
 
@@ -158,7 +171,13 @@ _FIELDS: dict[str, Any] = {
         "udpTimeout": Duration,
     },
     "nftables": {"masqueradeBit": int, "masqueradeAll": bool, "syncPeriod": Duration, "minSyncPeriod": Duration},
-    "winkernel": object,
+    "winkernel": {
+        "networkName": str,
+        "sourceVip": str,
+        "enableDSR": bool,
+        "rootHnsEndpointName": str,
+        "forwardHealthCheckVip": bool,
+    },
     "detectLocalMode": str,
     "detectLocal": {"bridgeInterface": str, "interfaceNamePrefix": str},
     "clusterCIDR": str,
@@ -275,6 +294,12 @@ def parse_port_range(text: str) -> tuple[int, int] | None:
     return (first, last) if 0 < first <= last <= 65535 else None
 
 
+def _healthz_port(address: str) -> int:
+    """The port of IP:PORT; without one it is kube-proxy's default."""
+    port = "" if parse_ip(address) else address.rpartition(":")[2]
+    return int(port) if re.fullmatch("[0-9]{1,5}", port) else 10256
+
+
 def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
     mode = fields.get("mode") or "iptables"
     section = "nftables" if mode == "nftables" else "iptables"
@@ -320,6 +345,14 @@ def _config(fields: dict[str, Any], errors: list[str]) -> ProxyConfig:
             port_range=parse_port_range(fields.get("portRange", "")) or Userspace().port_range,
             udp_idle_timeout=fields.get("udpIdleTimeout") or Userspace().udp_idle_timeout,
         ),
+        winkernel=Winkernel(
+            network_name=fields.get("winkernel.networkName", ""),
+            source_vip=parse_ip(fields.get("winkernel.sourceVip") or "") or "",
+            enable_dsr=fields.get("winkernel.enableDSR", False),
+            root_endpoint_name=fields.get("winkernel.rootHnsEndpointName") or "cbr0",
+            forward_health_check_vip=fields.get("winkernel.forwardHealthCheckVip", False),
+        ),
+        healthz_port=_healthz_port(fields.get("healthzBindAddress", "")),
         feature_gates=tuple(sorted((str(name), on) for name, on in gates.items() if name in _FEATURE_DEFAULTS)),
     )
 

@@ -14,6 +14,7 @@ from ..cluster.snapshot import Node
 from ..errors import UserError
 from ..texts import shortened, visible
 from .config import ProxyConfig
+from .hns import HostNetwork, InvalidHns, host_network
 
 _MOST_CPUS = 65_536
 # Digits of ASCII: others, such as a superscript, look like numbers and are none.
@@ -42,6 +43,7 @@ class NodeFacts:
     kernel: tuple[int, int] | None = None
     ipvs_addresses: tuple[str, ...] = ()  # addresses of kube-ipvs0, which are ours
     eligible: bool = True  # for load balancers: the Node is there to stay
+    hns: HostNetwork | None = None  # of a Windows node; None: the node runs Linux
 
 
 def node_facts(node: Node, gathered: Mapping[str, Any] | None = None) -> NodeFacts:
@@ -57,7 +59,18 @@ def node_facts(node: Node, gathered: Mapping[str, Any] | None = None) -> NodeFac
         cpus=node.cpus,
         eligible=not node.leaving,
     )
-    return facts if gathered is None else _gathered(facts, gathered)
+    facts = facts if gathered is None else _gathered(facts, gathered)
+    return _windows(facts, gathered or {}) if node.windows else facts
+
+
+def _windows(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
+    """The facts of a Windows node, which serves one family where its network cannot do both."""
+    try:
+        network = host_network(gathered.get("hns", {}))
+    except InvalidHns as error:
+        raise InvalidFacts(f"facts of node {facts.name}: {error}") from None
+    primary = family_of(facts.node_ips[0]) if facts.node_ips else Family.IPV4
+    return dataclasses.replace(facts, hns=network, families=FAMILIES if network.does_dual_stack else (primary,))
 
 
 def _gathered(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
@@ -207,6 +220,8 @@ class UnusableNode(UserError):
 
 def detect_local(family: Family, facts: NodeFacts, config: ProxyConfig) -> DetectLocal | None:
     """The match of a family, or None where kube-proxy would leave out the rules that need one."""
+    if facts.hns is not None:
+        return None
     if config.detect_local_mode == "BridgeInterface":
         return DetectLocal(interface=config.bridge_interface)
     if config.detect_local_mode == "InterfaceNamePrefix":

@@ -265,7 +265,8 @@ class ClusterView:
         """The view of one node."""
         primary, ips = node_ips(facts, self._config)
         families = usable_families(facts, primary)
-        _refuse_foreign_cidrs(facts, self._config, families, primary)
+        if facts.hns is None:  # Windows tells pods from others by itself
+            _refuse_foreign_cidrs(facts, self._config, families, primary)
         return NodeView(
             facts=facts,
             config=self._config,
