@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""agentless.kube_proxy.bundle: what each node shall have."""
+"""agentless.kube_proxy.bundle: the bundle of each node."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.configuration
     other_mode,
     read_kept,
 )
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.list_variables import as_batches
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import approval
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan import progress as following
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.plan.audit import TaskAuditor
@@ -47,7 +48,6 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.notes i
     Rendered,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.words import as_batches
 
 
 class ActionModule(ControlAction):
@@ -100,7 +100,7 @@ class ActionModule(ControlAction):
             snapshot = clusters[0][0]
         configuration = self._configuration(options, directory, snapshot, approved)
         choices = configuration.choices
-        # Whoever approved a plan was told of its settings.
+        # The approvers of a plan were told of its settings.
         allowed = bool(approved) or options["allow_mode_change"]
         kept = read_kept(directory.config)
         settings = configuration.refuse_changes(kept, allowed=allowed)
@@ -204,7 +204,7 @@ class ActionModule(ControlAction):
         steps: Mapping[str, tuple[str, str]],
         outcome: Outcome,
     ) -> None:
-        """Leave out hosts whose change nobody agreed to, and lay the signatures beside the bundles of the others."""
+        """Leave out hosts whose change was not approved, and lay the signatures beside the bundles of the others."""
         nodes = {host: directory.bundles / outcome.nodes[host] for host in steps}
         if approved:
             outcome.errors.update(approval.uncovered(approved, nodes))

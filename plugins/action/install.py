@@ -30,8 +30,8 @@ class ActionModule(RemoteAction):
         """One command, whatever there is to do."""
         if options["command"]:
             raise AnsibleActionFail(
-                "kube_proxy_command allows one program on this host and no other: files have to be put there by "
-                "somebody who may"
+                "kube_proxy_command allows one program on this host and no other: an account "
+                "without that limit has to put files there"
             )
         here = options["state"] == "present"
         wanted = Install(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ActionModule(ControlAction):
-    """Publishes what all nodes shall have."""
+    """Publishes the rules of all nodes."""
 
     SPEC: ClassVar[dict[str, Any]] = spec("publish")
     VARIABLES: ClassVar[dict[str, str]] = {

@@ -104,7 +104,7 @@ def _read(options: Mapping[str, Any], configuration: str) -> tuple[Record, list[
     """The cluster and, where they had to be looked at anyway, the objects that cannot be used."""
     if options["cluster_dir"]:
         return _from_files(Path(options["cluster_dir"]).expanduser())
-    # Here and not above: from files nobody needs it.
+    # Here and not above: reading files does not need it.
     from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.access import Access
     from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import connect
 

@@ -70,7 +70,7 @@ class ActionModule(ControlAction):
                     try:
                         result["textfile"] = str(fresh.write(Path(options["textfile"])))
                     except OSError as error:
-                        # The rules are on the nodes; that nobody can count them is no reason to call the run failed.
+                        # The rules are on the nodes; a run without metrics is no failed run.
                         result["warnings"] = [f"no metrics were written: {described(error)}"]
         if not options["write_plan"] and summary.long:
             lines.append(f"all changes, by nodes and Services: {directory.keep_lines(lines_of(summary.changes))}")

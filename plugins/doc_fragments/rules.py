@@ -6,7 +6,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Of modules that compute what nodes shall have."""
+    """Of modules that compute the rules of nodes."""
 
     DOCUMENTATION = r"""
 options:

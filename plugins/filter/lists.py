@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils import words
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.list_variables import NotAList, as_batches, as_list
 
 
 def _taken(take: Callable[[Any, str], list[Any]], value: Any, variable: str) -> list[Any]:
     try:
         return take(value, variable)
-    except words.NotAList as error:
+    except NotAList as error:
         raise AnsibleFilterError(str(error)) from None
 
 
@@ -24,4 +24,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """By name."""
-        return {"as_list": partial(_taken, words.as_list), "as_batches": partial(_taken, words.as_batches)}
+        return {
+            "as_list": partial(_taken, as_list),
+            "as_batches": partial(_taken, as_batches),
+        }

@@ -111,7 +111,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Compute what the hosts of this play shall have
+- name: Compute the bundles of the hosts of this play
   agentless.kube_proxy.bundle:
     config: kube-proxy.yaml
     hosts: "{{ ansible_play_batch }}"

@@ -15,6 +15,7 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.host
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.action_group
 attributes:
@@ -103,13 +104,6 @@ options:
       - The only command that the account may run. Then this module cannot do anything and says so.
       - If not given, the variable C(kube_proxy_command) holds.
     type: str
-  task_timeout:
-    description:
-      - Seconds that the host may take to answer. If it takes longer, it has failed; other hosts do not wait for it.
-        What waiting for a confirmation and for probes may take comes on top.
-      - If not given, the variable C(kube_proxy_task_timeout) holds.
-    type: int
-    default: 300
 seealso:
   - module: agentless.kube_proxy.node
 """

@@ -11,13 +11,14 @@ version_added: 0.1.0
 description:
   - Speaks to the node with one command over whatever connection and C(become) the play has. Nothing has to be installed
     there, not even Python; a POSIX shell, awk, gzip and the netfilter tools are enough.
-  - A node that has what it shall have answers in a few hundred bytes. Only one that has not is sent its bundle.
+  - A node that is up to date answers in a few hundred bytes. Only the others are sent their bundles.
   - The change is atomic. If the kernel refuses any of it, the module fails with the reason, and the old state is back.
     Where some of that could not be put back either, the node is C(partial), and the next run puts it right.
 author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.host
   - agentless.kube_proxy.ledger
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.action_group
@@ -29,7 +30,7 @@ attributes:
   diff_mode:
     description: Can say what changes in detail.
     support: full
-    details: Per Service, port and endpoint, and what somebody else did to our rules.
+    details: Per Service, port and endpoint, and what was changed on the node since the last run.
   idempotent:
     description: Run a second time with nothing new, it reports no change.
     support: partial
@@ -39,9 +40,9 @@ options:
     description:
       - V(applied) makes the node equal to its bundle.
       - V(confirmed) makes good a change that was applied with O(confirm=false), once the O(probes) answer.
-      - V(gathered) asks what is applied there, whether somebody changed it, and for the facts that rules depend on. The
-        module M(agentless.kube_proxy.bundle) uses the answer.
-      - V(restored) applies again what was applied last, and so puts right what somebody changed since. The cluster is
+      - V(gathered) asks what is applied there, whether it was changed since, and for the facts that rules depend on.
+        The module M(agentless.kube_proxy.bundle) uses the answer.
+      - V(restored) applies again what was applied last, and so puts right what was changed since. The cluster is
         not asked.
       - V(rolled_back) goes back to the bundle before, or to O(generation).
       - V(absent) removes everything that was ever applied, and puts settings back to what they were.
@@ -153,13 +154,6 @@ options:
         C(become).
       - If not given, the variable C(kube_proxy_command) holds.
     type: str
-  task_timeout:
-    description:
-      - Seconds that the host may take to answer. If it takes longer, it has failed; other hosts do not wait for it.
-        What waiting for a confirmation and for probes may take comes on top.
-      - If not given, the variable C(kube_proxy_task_timeout) holds.
-    type: int
-    default: 300
 seealso:
   - module: agentless.kube_proxy.bundle
 """
@@ -295,7 +289,7 @@ intact:
   type: bool
   returned: O(state=gathered)
 drifted:
-  description: What somebody else changed, in words.
+  description: What was changed on the node since the last run, in words.
   type: list
   elements: str
   returned: O(state=gathered)
@@ -304,7 +298,7 @@ applied_at:
   type: int
   returned: O(state=gathered)
 differences:
-  description: What somebody else changed in our rules, and what V(applied) repairs.
+  description: What was changed in our rules since the last run, and what V(applied) repairs.
   type: list
   elements: dict
   returned: O(state=gathered) or O(state=applied)

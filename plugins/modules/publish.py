@@ -9,7 +9,7 @@ module: publish
 short_description: Publish signed bundles for nodes that pull
 version_added: 0.1.0
 description:
-  - Computes what every node shall have, from a snapshot of the cluster, and writes it, compressed and signed, into a
+  - Computes the rules of every node, from a snapshot of the cluster, and writes it, compressed and signed, into a
     directory that any static web server or file share can serve. Nodes fetch from there with C(akp-pull).
   - Everything that a release names is there before the release is; a run that ends in the middle leaves what was there.
   - A node without news gets a new release only when half of the time of its old one is over.
@@ -99,7 +99,7 @@ EXAMPLES = r"""
     kubeconfig: ~/.kube/config
   run_once: true
 
-- name: Publish what its nodes shall have
+- name: Publish the rules of its nodes
   agentless.kube_proxy.publish:
     path: /srv/www/akp
     cluster: production

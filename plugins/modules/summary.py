@@ -47,7 +47,7 @@ options:
   textfile:
     description:
       - The directory of the textfile collector of Prometheus' C(node_exporter), to write C(akp_CLUSTER.prom) to. It
-        tells when each node was last confirmed to have what it shall have, and how long changes of endpoints took to
+        tells when each node was last confirmed to be up to date, and how long changes of endpoints took to
         get there. If it cannot be written, that is a warning.
       - If not given, the variable C(kube_proxy_textfile) holds.
     type: path

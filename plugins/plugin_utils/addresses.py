@@ -1,6 +1,9 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""IP addresses and CIDRs as kube-proxy reads and prints them."""
+"""IP addresses and CIDRs as kube-proxy reads and prints them. No other module computes with addresses.
+
+docs/decisions/0011-addresses.md says where netaddr does it, and where something faster.
+"""
 
 from __future__ import annotations
 
@@ -149,6 +152,23 @@ def contains(cidr: str, address: str) -> bool:
 def any_contains(cidrs: Iterable[str], address: str) -> bool:
     """Whether one of the canonical CIDRs contains a canonical address."""
     return any(contains(cidr, address) for cidr in cidrs)
+
+
+def number_of(address: str) -> int:
+    """A canonical address as a number."""
+    return int.from_bytes(packed(address))
+
+
+def span_of(cidr: str) -> tuple[int, int]:
+    """The first and the last address of a CIDR, as numbers."""
+    network = _netaddr().IPNetwork(cidr)
+    return int(network.first), int(network.last)
+
+
+def last_host(cidr: str) -> str:
+    """The last address of a CIDR before the one that could be its broadcast address."""
+    network = _netaddr().IPNetwork(cidr).cidr
+    return str(network[-2] if network.size > 2 else network[0])
 
 
 def special(address: str) -> str:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cluster.files import UnreadableFile, documents
+from .list_variables import as_list
 from .proxy.compat import DEFAULT_COMPAT
-from .words import as_list
 
 if TYPE_CHECKING:
     from .proxy.config import ProxyConfig

@@ -140,7 +140,7 @@ class Configuration:
 
     @property
     def warnings(self) -> tuple[Warned, ...]:
-        """That nobody said what the cluster has."""
+        """That no source said what the cluster has."""
         if self.origin != DEFAULTS:
             return ()
         text = (

@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""The engine: what nodes shall have, from the choices of a user, a cluster and what nodes say of themselves.
+"""The engine: the states of nodes, from the choices of a user, a cluster and what nodes say of themselves.
 
     engine = Engine(choices)
     engine.update(snapshot)                  # RefusedVips, InvalidConfig and the like: what concerns all nodes
@@ -88,7 +88,7 @@ class Engine:
         return (*own, *health_checks_lost(name, self.snapshot)) if node is not None and node.windows else own
 
     def state(self, name: str, facts: Mapping[str, Any] | None = None) -> State:
-        """What a node shall have; UnusableNode or InvalidFacts if that cannot be told."""
+        """The state of a node; UnusableNode or InvalidFacts if that cannot be told."""
         return self.renderer.state(self.view(name, facts))
 
     def view(self, name: str, facts: Mapping[str, Any] | None = None) -> NodeView:

@@ -2,9 +2,9 @@
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """The ledger: what was done to which node, one JSON object a line, each sealed with the one before.
 
-An entry ends with its hash, which covers its text and the hash of its predecessor. Whoever edits, removes or moves an
-entry breaks the chain there; whoever cuts the end off, or writes all of it anew, cannot give it a head that somebody
-else has noted.
+An entry ends with its hash, which covers its text and the hash of its predecessor. An entry that is edited, removed
+or moved breaks the chain there. A ledger that is cut short or written anew has another head than the one that was noted
+elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HASH_LENGTH = len(',"hash":""}') + 64
 _LONGEST = 64 * 1024 * 1024
 _REMEDY = (
     "Nothing is added to a ledger that is not whole, and nothing is done without one. Move the file away and keep it "
-    "for whoever finds out what happened, and the next run begins a new one; or put a copy in its place that `akp "
+    "to find out what happened, and the next run begins a new one; or put a copy in its place that `akp "
     "ledger verify` finds intact"
 )
 
@@ -156,7 +156,9 @@ def lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         for index, line in enumerate(stream, 1):
             where = f"{file}: line {index}"
             if not line.endswith(b"\n") and not _is_entry(line):
-                raise BrokenLedger(f"{where} has no end: whoever wrote it was stopped, and the next run will say so")
+                raise BrokenLedger(
+                    f"{where} has no end: the run that wrote it was stopped, and the next run will say so"
+                )
             entry = entry_of(line, where)
             if entry["number"] != head.number + 1:
                 raise BrokenLedger(f"{where} is entry {entry['number']}, but entry {head.number + 1} belongs here")

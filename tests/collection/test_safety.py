@@ -380,7 +380,7 @@ def test_a_node_that_has_nothing_any_more_is_found_out_and_healed(nodes: Lab, in
     shutil.rmtree(tmp_path / "akp" / "bundles" / "n2")
     helpless = playbook(*heal, check=False)
     assert "n2 has lost generation" in helpless.output
-    assert "a run of sync_services gives it what it shall have now" in " ".join(helpless.output.split())
+    assert "a run of sync_services gives it the present one" in " ".join(helpless.output.split())
     cleaned = playbook("cleanup_services", inventory, tmp_path)
     last = entries(tmp_path)[-1]
     assert f"entry {last['number']}, head {last['hash']}" in cleaned.output

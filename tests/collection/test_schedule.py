@@ -66,7 +66,7 @@ def test_a_schedule_is_one_line_for_cron_and_one_directory_and_goes_without_a_tr
     assert changed(schedule(host, inventory)) > 0
     assert files(host) == {"run", "variables.json"}
     run = host.home / ".akp" / "default" / "schedule" / "run"
-    assert f"*/1 * * * * {run}\n" in host.run("crontab", "-l")
+    assert f"* * * * * {run}\n" in host.run("crontab", "-l")
     assert (run.parent / "variables.json").stat().st_mode & 0o777 == 0o600
     assert subprocess.run(["shellcheck", run], check=False).returncode == 0
     assert changed(schedule(host, inventory)) == 0

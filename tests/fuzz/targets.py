@@ -10,7 +10,6 @@ from pathlib import Path
 
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends import UnknownBackend
-from agentless_kube_proxy.bundle.compare import UnreadableBundle, bundles, compare_bundles
 from agentless_kube_proxy.bundle.manifest import FILE, SERVICES_FILE
 from agentless_kube_proxy.bundle.program import PROGRAM
 from agentless_kube_proxy.bundle.release import InvalidRelease, parse_release, split
@@ -20,6 +19,7 @@ from agentless_kube_proxy.cli.render import gathered_facts
 from agentless_kube_proxy.cluster.files import UnreadableFile, documents, load
 from agentless_kube_proxy.cluster.record import read_record, record_of, snapshot_of
 from agentless_kube_proxy.cluster.snapshot import Snapshot
+from agentless_kube_proxy.explain.bundles import UnreadableBundle, bundles, compare_bundles
 from agentless_kube_proxy.ledger import BrokenLedger, verify
 from agentless_kube_proxy.proxy.config import InvalidConfig, ProxyConfig
 from agentless_kube_proxy.proxy.facts import InvalidFacts, NodeFacts, UnusableNode, node_facts

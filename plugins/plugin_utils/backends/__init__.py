@@ -28,7 +28,7 @@ class Renderer(Protocol):
         """The state of one node."""
 
     def forget(self, views: Iterable[PortView]) -> None:
-        """Views that nobody will ask for any more."""
+        """Views that are not asked for any more."""
 
 
 # Mode -> the modules that write its states and its files, loaded when the mode is used: a question needs one of them.

@@ -80,7 +80,7 @@ class Renderer:
         self._pieces: dict[_Context, dict[tuple[PortView, _Place], _Piece]] = {}
 
     def forget(self, views: Iterable[PortView]) -> None:
-        """Views that nobody will ask for any more."""
+        """Views that are not asked for any more."""
         forget_views(self._pieces.values(), views)
 
     def state(self, view: NodeView) -> State:

@@ -66,7 +66,7 @@ class Renderer:
         self._fragments: Fragments[_Context] = Fragments()
 
     def forget(self, views: Iterable[PortView]) -> None:
-        """Views that nobody will ask for any more."""
+        """Views that are not asked for any more."""
         self._fragments.forget(views)
 
     def state(self, view: NodeView) -> State:

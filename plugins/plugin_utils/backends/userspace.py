@@ -62,7 +62,7 @@ class Renderer:
         self._made: dict[_Context, dict[tuple[PortView, int], Fragment]] = {}
 
     def forget(self, views: Iterable[PortView]) -> None:
-        """Views that nobody will ask for any more."""
+        """Views that are not asked for any more."""
         forget_views(self._made.values(), views)
 
     def state(self, view: NodeView) -> State:

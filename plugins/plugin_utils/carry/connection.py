@@ -91,5 +91,5 @@ class RemoteAction(ControlAction):
 
 
 def _how(restricted: bool) -> dict[str, Any]:
-    """A restricted account has no shell to speak to and nobody to become; its command goes as it is."""
+    """A restricted account has no shell and becomes no other user; its command goes as it is."""
     return {"executable": False, "sudoable": False} if restricted else {"executable": "/bin/sh"}

@@ -44,7 +44,7 @@ class File:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Install:
-    """What a host shall have."""
+    """What is to be on a host."""
 
     files: Sequence[File] = ()
     settings: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # None: without this one

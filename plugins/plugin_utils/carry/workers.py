@@ -4,8 +4,8 @@
 
 It forks workers, as Ansible does, each for one task at a time and for some tasks in all: most of what a fork costs is
 paying for the memory that the first task touches. It has no threads and stays small, so that is safe; and a node that
-hangs holds nobody up but itself. Who starts it talks to it in lines of JSON over a pair of sockets. When that one is
-gone, it finishes what is under way and ends.
+hangs holds up only itself. The process that starts it talks to it in lines of JSON over a pair of sockets. When that
+process is gone, it finishes what is under way and ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .time_limit import limit_of
 # One that takes longer than this most likely waits for a dead host; it does not count when others want to begin.
 SLOW_TASK_SECONDS = 15.0
 # For so long after an urgent task began, one that is not waits even if there is a worker for it: it would only slow
-# down what somebody waits for.
+# down a change that is waited for.
 HOLD_SECONDS = 5.0
 # How long a worker waits for a next task, and how many it takes. Questions come more often than that, so that one is
 # always there when something changes.
@@ -146,7 +146,7 @@ class _Server:
         os.setpgid(0, 0)  # the terminal's Ctrl-C is for who started this
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._terminate)
-        # Forked processes share what is there already for as long as nobody looks for garbage in it.
+        # Forked processes share the memory that is there, as long as no collector looks for garbage in it.
         gc.collect()
         gc.freeze()
         self._tell_settings()

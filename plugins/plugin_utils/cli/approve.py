@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         check_allowed(args.allowed_signers)
     plan = read_plan(args.plan)
     text = plan_release(args.plan, plan)
-    # Not the file with the same words: nobody signs that. A terminal must not be told to hide what is being signed.
+    # What is signed, and not the file beside it with the same words. It must not tell a terminal to hide anything.
     print("\n".join(map(visible, (*plan_text(plan), release_line(text), f"digest of the plan: {plan['digest']}"))))
     print(f"SHA-256 of what is signed, {plan_file(args.plan, 'release').name}: {plan['release']}")
     if args.key:
@@ -68,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"signed: {file}")
     if args.allowed_signers:
         who = signers(text, signatures(args.plan), args.allowed_signers)
-        print(visible(f"signed by {len(who)}: {', '.join(who) or 'nobody'}"))
+        print(visible(f"signed by {len(who)}: {', '.join(who) or 'none'}"))
     return 0
 
 
 def _asked() -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked; sign with --yes once the plan was read")
+        raise UsageError("there is no terminal to ask at; sign with --yes once the plan was read")
     return input("Sign it? [yes/no] ").strip() == "yes"

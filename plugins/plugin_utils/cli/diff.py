@@ -10,10 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from ..bundle.compare import Change, Records, bundles, compare_bundles, compare_records, parse_records
+from ..bundle.compare import Change, Records, compare_records, parse_records
 from ..choices import Choices
 from ..cluster.files import load
 from ..engine import Engine
+from ..explain.bundles import bundles, compare_bundles
 from ..texts import visible
 from .console import Progress, UsageError
 

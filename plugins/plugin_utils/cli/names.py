@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""akp names: the kernel objects of a service port, for whoever reads iptables-save or nft on a node."""
+"""akp names: the kernel objects of a service port, for operators who read iptables-save or nft on a node."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from ..publish.publishing import History, Inputs, publish
 from ..publish.store import Publication, Terms
 from ..texts import visible
 from .console import Progress, UsageError, report_left_out
+from .options import add_facts
 from .render import add_input_options, add_rule_options, gathered_facts, settings_of
 
 _DESCRIPTION = """\
@@ -60,9 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how long a release counts, e.g. 12h; publish again before half of it is over (default: %(default)s)",
     )
     parser.add_argument("--node", action="append", metavar="NAME", help="publish for this node only; more than once")
-    parser.add_argument(
-        "--facts", type=Path, metavar="FILE", help="node names mapped to what `akp-node facts` printed there"
-    )
+    add_facts(parser)
     parser.add_argument(
         "--history",
         type=Path,

@@ -21,6 +21,7 @@ from ..proxy.compat import DEFAULT_COMPAT
 from ..proxy.policy import ACTIONS
 from ..texts import visible
 from .console import Progress, UsageError, report_left_out
+from .options import add_facts
 
 _DESCRIPTION = """\
 Writes, for each node, a bundle: OUT/NODE/ with the files that the node's own tools load (iptables.rules, ...), a
@@ -47,12 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a node; can be given more than once (default: hostnameOverride of the configuration)",
     )
     which.add_argument("--all-nodes", action="store_true", help="every Node of the cluster")
-    parser.add_argument(
-        "--facts",
-        type=Path,
-        metavar="FILE",
-        help="what `akp-node facts` printed on the node, or node names mapped to that (default: the Node object)",
-    )
+    add_facts(parser)
     parser.add_argument(
         "--output", required=True, type=Path, metavar="OUT", help="the directory that gets a bundle per node"
     )
@@ -90,7 +86,7 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
         "--vips",
         choices=ACTIONS,
         default="warn",
-        help="an external or load balancer IP that is somebody else's: say so (the default), leave it out, or stop",
+        help="an external or load balancer IP that something else has: say so (the default), leave it out, or stop",
     )
     vips.add_argument(
         "--external-ips",

@@ -21,6 +21,7 @@ from ..explain.needed import Needed, Object, Wanted, needed, objects_of
 from ..proxy.compat import DEFAULT_COMPAT
 from ..tasks.directory import WorkDirectory
 from .console import UsageError
+from .options import add_facts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,12 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a KubeProxyConfiguration, as kube-proxy reads it (default: that of the last run in --dir)",
     )
-    parser.add_argument(
-        "--facts",
-        type=Path,
-        metavar="FILE",
-        help="what `akp-node facts` printed on the node, or node names mapped to that (default: the Node object)",
-    )
+    add_facts(parser)
     parser.add_argument(
         "--compat",
         default="",

@@ -52,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it, once or for as long as somebody looks."""
+    """Print it, once or until the operator stops it."""
     from ..report.fleet import Status, status_of
     from ..report.nodes import Place
     from ..tasks.directory import WorkDirectory

@@ -199,7 +199,7 @@ _TEXTS: dict[str, Any] = {
         f"watching {_count(f['services'], 'Services')}, {_count(f['slices'], 'EndpointSlices')} and "
         f"{_count(f['nodes'], 'Nodes')} for {_count(f['hosts'], 'hosts')}"
     ),
-    "settled": lambda f: f"{_count(f['hosts'], 'hosts')} have what they shall have",
+    "settled": lambda f: f"{_count(f['hosts'], 'hosts')} are up to date",
     "change": lambda f: (
         f"{f['what']}: {_count(f['hosts'], 'hosts')} after {f['seconds']} s"
         + (f", confirmed after {f['confirmed']} s" if f["confirmed"] > f["seconds"] + 0.1 else "")

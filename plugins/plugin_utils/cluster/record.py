@@ -152,7 +152,7 @@ def _pruned(value: Any, kept: Any) -> Any:
             return {key: _pruned(value[key], kept[key]) for key in kept if key in value}
         if isinstance(value, list):
             return [_pruned(entry, kept) for entry in value]
-        return value  # of a wrong type: whoever reads the record will say so
+        return value  # of a wrong type: the reader of the record says so
     return kept(value)
 
 
@@ -205,7 +205,7 @@ class Listing:
     api_version: str
     resource_version: str  # empty if they came from files
     items: tuple[str, ...]
-    # Of EndpointSlices that say so: the item -> when the last change of it began. For whoever reads the API server; no
+    # Of EndpointSlices that say so: the item -> when the last change of it began. For readers of the API server; no
     # part of the cluster's state, and not written down.
     triggers: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 

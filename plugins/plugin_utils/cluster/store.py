@@ -4,7 +4,7 @@
 
 Most of what a cluster writes does not matter here: a Node's heartbeat, an annotation, a Service's selector. An object
 counts as changed only if the facts that are read from it are not those that were known. Facts that did not change stay
-the very same Python objects from one Snapshot to the next, so whoever compares two of them compares identities.
+the very same Python objects from one Snapshot to the next, so a caller compares two of them by identity.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def key_of(kind: str, obj: dict[str, Any]) -> Key:
 
 
 class Store:
-    """Objects by what they are called, and which of them changed since somebody asked last. Not for several threads."""
+    """Objects by what they are called, and which of them changed since the last question. Not for several threads."""
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[Key, Entry]] = {kind: {} for kind in _KINDS}
@@ -122,11 +122,11 @@ class Store:
 
     @property
     def pending(self) -> bool:
-        """Whether something is not as it was when somebody asked last."""
+        """Whether something is not as it was at the last question."""
         return any(self._facts(key) != before for key, before in self._before.items())
 
     def take(self) -> list[ObjectChange]:
-        """What is not as it was when somebody asked last, in order. What was changed and changed back is not told."""
+        """What is not as it was at the last question, in order. What was changed and changed back is not told."""
         found = []
         for key, before in self._before.items():
             now = self._facts(key)

@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""The cluster as it is now: the five lists, and then every change of them, for as long as somebody wants to know.
+"""The cluster as it is now: the five lists, and then every change of them, for as long as the caller wants.
 
     with Watch(lambda: connect(access)) as watch:
         while True:
@@ -11,7 +11,7 @@
                 update.snapshot                     # Snapshot of now; what did not change is the same object as before
                 update.received, update.triggered   # when the oldest of it was heard of, and what caused it
 
-`next` gives everything since the last call as one update, so whoever wants to act at most once a second just does not
+`next` gives everything since the last call as one update, so a caller that acts at most once a second just does not
 call more often. What changed and changed back in between is not told; an event that no rule depends on never ends the
 wait. In asyncio: `await asyncio.to_thread(watch.next, 5.0)`. `watch.trouble` says why what is known may be old.
 `watch.malformed` counts events that are none; after each of them the whole list is read again.
@@ -71,7 +71,7 @@ class Update:
 
 
 class _Wire:
-    """The connection that all threads share; a broken one is replaced once, whoever notices first."""
+    """The connection that all threads share; a broken one is replaced once, by the thread that notices first."""
 
     def __init__(self, connect: Callable[[], Api]) -> None:
         self._connect = connect

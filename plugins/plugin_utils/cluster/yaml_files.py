@@ -21,7 +21,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _YamlLoader(_Loader):  # type: ignore[misc]
-    """Reads a date as the text it is: the API has no other dates, and an impossible one is nobody's business here."""
+    """Reads a date as the text it is: the API has no other dates, and an impossible one does no harm here."""
 
     def flatten_mapping(self, node: Any) -> None:
         """Carry out merge keys, which can double what they name with every level, within a limit."""

@@ -25,4 +25,6 @@ These know nothing of what wrote the text. The rest asks them, and compares with
     prove     every frontend of every node
     claims    what a proof claims, and what does not hold
     overlaps  addresses that have two owners
+    bundles   what changes between two directories of bundles
+    attribution  which lines of a bundle are there for which service port
 """

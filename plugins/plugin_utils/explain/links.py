@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-from ..addresses import contains, family_of, is_link_local_v6, is_loopback, parse_cidr, parse_ip
+from ..addresses import contains, family_of, is_link_local_v6, is_loopback, number_of, parse_cidr, parse_ip
 from ..proxy.facts import IPVS_DEVICE
 
 _PRIVATE = "fc00::/7"  # the kernel rather calls private addresses from private ones, and public ones from public ones
@@ -54,6 +53,6 @@ def source_among(links: tuple[Link, ...], node_ip: str, destination: str) -> str
 
 def _preference(address: str, node_ip: str, destination: str) -> tuple[bool, int, bool]:
     """How the kernel ranks sources of IPv6: alike private, then the longest common beginning."""
-    differing = int(ipaddress.ip_address(address)) ^ int(ipaddress.ip_address(destination))
+    differing = number_of(address) ^ number_of(destination)
     alike = contains(_PRIVATE, address) is contains(_PRIVATE, destination)
     return alike, -differing.bit_length(), address == node_ip

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import ipaddress
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, endpoint_text, family_of
+from ..addresses import Family, endpoint_text, family_of, number_of, span_of
 from ..cluster.snapshot import Service, Snapshot
 
 
@@ -29,11 +28,7 @@ class Intervals:
     """Networks of one family in order; those that hold an address are found by bisection."""
 
     def __init__(self, networks: Iterable[tuple[str, str]]) -> None:
-        spans = []
-        for cidr, owner in networks:
-            network = ipaddress.ip_network(cidr, strict=False)
-            spans.append((int(network.network_address), int(network.broadcast_address), owner))
-        self._spans = sorted(spans)
+        self._spans = sorted((*span_of(cidr), owner) for cidr, owner in networks)
         self._starts = [first for first, _last, _owner in self._spans]
         # The furthest end of all networks up to each: where it lies before an address, none of them holds it.
         self._reach: list[int] = []
@@ -42,7 +37,7 @@ class Intervals:
 
     def owners(self, address: str) -> Iterator[str]:
         """Who has a network that holds an address."""
-        number = int(ipaddress.ip_address(address))
+        number = number_of(address)
         at = bisect.bisect_right(self._starts, number) - 1
         while at >= 0 and self._reach[at] >= number:
             if self._spans[at][1] >= number:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import TypeAlias
 
 from .. import backends
-from ..addresses import any_contains, endpoint_text, family_of, is_loopback
+from ..addresses import any_contains, endpoint_text, family_of, is_loopback, last_host
 from ..backends.state import Fragment, State
 from ..proxy.port_view import PortView
 from ..proxy.traffic import Caller, Decision, Frontend, Reach, Traffic
@@ -276,14 +275,13 @@ def _frontends(place: Place, view: PortView) -> Iterator[tuple[str, int]]:
         yield from ((ip, port.node_port) for ip in sorted(place.addresses) if family_of(ip) is port.family)
 
 
-_OUTSIDE = {"IPv4": "192.0.0.8", "IPv6": "100::8"}  # which is nobody's, and in nobody's range but everybody's
+_OUTSIDE = {"IPv4": "192.0.0.8", "IPv6": "100::8"}  # in no range but the one of all addresses
 _POD = {"IPv4": "192.0.0.9", "IPv6": "100::9"}
 
 
 def _inside(cidr: str, family: str) -> str:
     """An address inside a network that is not likely to be taken."""
-    network = ipaddress.ip_network(cidr, strict=False)
-    return str(network[-2] if network.num_addresses > 2 else network[0]) if cidr else _POD[family]
+    return last_host(cidr) if cidr else _POD[family]
 
 
 def _wrong(decision: Decision, verdict: Verdict) -> str:

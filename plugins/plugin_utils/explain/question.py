@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, any_contains, endpoint_text, family_of, is_loopback, parse_cidr, parse_ip
+from ..addresses import Family, any_contains, endpoint_text, family_of, is_loopback, number_of, parse_cidr, parse_ip
 from ..cluster.snapshot import Node, Service, Snapshot
 from ..errors import UserError
 from .intent import Place
@@ -237,7 +236,7 @@ def nearest(services: Iterable[Service], place: Place, packet: Packet) -> str:
 
 
 def _distance(one: str, other: str) -> int:
-    return abs(int(ipaddress.ip_address(one)) - int(ipaddress.ip_address(other)))
+    return abs(number_of(one) - number_of(other))
 
 
 def _near(given: str, names: list[str]) -> str:

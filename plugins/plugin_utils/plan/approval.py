@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Who has to agree to what: plans with signatures, and changes of endpoints that need nobody.
+"""Who has to agree to what: plans with signatures, and changes of endpoints, which need no approval.
 
 A plan lies in a few files: PLAN.json, what would be done; PLAN.snapshot.json, the cluster that it was computed from;
 PLAN.txt, the same for people; PLAN.release, the bundles that it comes to. Approvers sign the last one, and the nodes
@@ -32,7 +32,7 @@ from .progress import followed_now
 from .removal_limit import Frontends, shown
 from .report import plan_digest, plan_snapshot
 
-AUTOMATION = "automation"  # signs what needs nobody's approval; never an approver
+AUTOMATION = "automation"  # signs what needs no approval; never an approver
 POLICIES = ("none", "frontends", "all")
 VALID_FOR = 7 * 24 * 3600
 _SIGNED_FOR = 3600  # what is signed for one push need not be good for long
@@ -54,7 +54,7 @@ def _entries(described: Iterable[Mapping[str, Any]]) -> list[Entry]:
 
 
 def signatures(plan: Path) -> list[str]:
-    """The signatures beside a plan, of whoever made them: PLAN.release.sig, PLAN.release.NAME.sig."""
+    """The signatures beside a plan, not yet checked: PLAN.release.sig, PLAN.release.NAME.sig."""
     release = plan_file(plan, "release")
     return [each.read_text(encoding="utf-8") for each in sorted(release.parent.glob(f"{release.name}*.sig"))]
 
@@ -149,7 +149,7 @@ def _notes(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def approval_of(plan: Path, digest: str, allowed: Path | None, wanted: int) -> Approval:
-    """Whether a plan was agreed to: by its digest, given by whoever runs this, or by signatures; or NotApproved."""
+    """Whether a plan was agreed to: by its digest, which the operator gives, or by signatures; or NotApproved."""
     content = read_plan(plan)
     if digest and content["digest"] != digest:
         raise NotApproved(f"{plan}: its digest is {content['digest']}, but {digest} was approved")
@@ -167,7 +167,7 @@ def approval_of(plan: Path, digest: str, allowed: Path | None, wanted: int) -> A
     who = signers(text, found, allowed)
     if len(who) < wanted:
         raise NotApproved(
-            f"{plan}: {len(who)} of {wanted} approvers have signed it ({', '.join(who) or 'nobody'}); it is signed "
+            f"{plan}: {len(who)} of {wanted} approvers have signed it ({', '.join(who) or 'none'}); it is signed "
             f"with: akp approve {plan} --key KEY"
         )
     return Approval(content, tuple(who), text, tuple(found))

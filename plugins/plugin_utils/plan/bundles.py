@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Bundles for many hosts at once, and none for those that have what they shall have.
+"""Bundles for many hosts at once, and none for those that are up to date.
 
 A bundle is a function of the cluster, the configuration, the node's facts and the engine. The index remembers which
 generation came out of which of these, so a run without news computes nothing.
@@ -142,7 +142,7 @@ def _render(
             state = engine.state(each.node, each.facts)
             warnings = engine.warnings_of(each.node, each.facts)
         except Exception as error:
-            # Whatever a node said of itself, the others get what they shall have.
+            # Whatever a node said of itself, the others get their bundles.
             known = isinstance(error, UnusableNode | InvalidFacts)
             outcome.errors[each.host] = visible(error if known else f"{type(error).__name__}: {error}")
             outcome.stale.append(each.host)

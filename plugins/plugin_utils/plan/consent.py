@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""What may be pushed as the cluster changes, without a plan that somebody approved, and in whose name.
+"""What may be pushed as the cluster changes, without an approved plan, and in whose name.
 
 With kube_proxy_approval=frontends, Services are those of the last plan that was carried out, endpoints those of now. A
 plan that is being followed is waited for; hosts that took one which stopped half way keep its Services. Where nodes
@@ -32,7 +32,7 @@ class NoConsent(UserError):
 
 
 class Consent:
-    """What nobody needs to be asked for."""
+    """What needs no approval."""
 
     def __init__(self, directory: WorkDirectory, settings: Mapping[str, Any]) -> None:
         self._directory = directory

@@ -3,7 +3,7 @@
 """How fresh the rules of each node are, for Prometheus.
 
     with Freshness(directory, "production") as fresh:
-        fresh.confirmed("n1", "n1", generation, time.time())     # the node has what it shall have
+        fresh.confirmed("n1", "n1", generation, time.time())     # the node is up to date
         fresh.failed("n2", "n2")                                 # it has not; its last confirmation stays
         fresh.programmed(0.31)                                   # from a change of endpoints to one kernel
         fresh.ran(began, ended, complete=True)
@@ -79,7 +79,7 @@ class Freshness:
         self._nodes[host] = {**self._nodes.get(host, {}), **told}
 
     def holds(self, host: str, node: str, generation: str) -> None:
-        """The node has something else than it shall have, and that is meant: its last confirmation stays."""
+        """The node was rolled back on purpose and is not up to date: its last confirmation stays."""
         told = {"node": node, "generation": generation, "at": time.time(), "failed": False, "held": True}
         self._nodes[host] = {**self._nodes.get(host, {}), **told}
 

@@ -60,13 +60,13 @@ def begin(directory: WorkDirectory, plan: Mapping[str, Any], snapshot: Path, fro
     if before and before.plan == plan["digest"]:
         # What was not computed in this run may have been in an earlier one.
         names = {host: name or before.frontends.get(host, "") for host, name in names.items()}
-    # The cluster comes first: whoever finds the plan finds its cluster.
+    # The cluster is written first, so that a reader of the plan finds its cluster.
     _copy(snapshot, plan_snapshot(directory.following))
     write_json(directory.following, dataclasses.asdict(Following(plan["digest"], run_id(), names)))
 
 
 def conclude(directory: WorkDirectory, frontends: Frontends) -> list[str]:
-    """Once all hosts have the plan that is followed, its Services are the approved ones. Those that do not have it."""
+    """Promote the plan that is followed once all of its hosts have it; return the hosts that lack it."""
     plan = followed_now(directory)
     if plan is None:
         return []

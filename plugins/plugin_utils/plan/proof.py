@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""A proof before a push: what nodes shall have is followed packet by packet, and a run that it fails ends there."""
+"""A proof before a push: the states of nodes are followed packet by packet, and a run whose states fail ends there."""
 
 from __future__ import annotations
 

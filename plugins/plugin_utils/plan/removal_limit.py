@@ -5,7 +5,7 @@
 For every generation that was computed here, the frontends that it serves are kept: which Services, under which
 addresses and ports. Most generations of a cluster share them, so there are few such files, and few of those that name
 the service ports without endpoints, or that hold what belongs to no Service. A node that says which generation it has
-can then be compared with what it shall have, without asking it for more.
+can then be compared with its new state, without asking it for more.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def tally(changes: Iterable[Change]) -> dict[str, dict[str, int]]:
 
 
 def diff_text(changes: Sequence[Change], differences: Sequence[Mapping[str, Any]], other: Sequence[str] = ()) -> str:
-    """What a person reads before saying yes: per Service and endpoint, then what somebody else did to our rules."""
+    """What a person reads before saying yes: per Service and endpoint, then what was changed on the node."""
     lines: list[str] = []
     for each in changes:
         lines += change_lines(each)
@@ -109,7 +109,7 @@ def difference_text(each: Mapping[str, Any]) -> str:
 
 
 def drift_lines(host: str, status: Mapping[str, Any], recorded: str | None = None) -> list[str]:
-    """What somebody made of what was applied, for people; nothing if it is as it was left.
+    """What was changed on a node since a run applied it, for people; nothing if it is as it was left.
 
     Recorded is the generation that the host is known to have had. One with nothing on it is as it was left only if
     nothing was ever applied, or it was cleaned up from here.
@@ -149,11 +149,11 @@ class Summary:
     failed: Mapping[str, str]  # host -> reason
     untried: tuple[str, ...]  # hosts whose turn never came, as the run ended before
     stopped: str  # why the run as a whole ended, if it did
-    repaired: Mapping[str, int]  # host -> how many differences somebody else had made there
+    repaired: Mapping[str, int]  # host -> how many differences were found there
     services: Mapping[str, int]
     endpoints: Mapping[str, int]
     left_out: tuple[str, ...]
-    warned: tuple[Warned, ...]  # what somebody should look at, though the run went on
+    warned: tuple[Warned, ...]  # what an operator should look at, though the run went on
     configured: str  # which configuration holds
     changes: tuple[Group, ...]  # all of them, by the hosts that they happen on
     ledger: str  # where this run stands in the ledger

@@ -118,7 +118,7 @@ class ProxyConfig:
 
     @property
     def warnings(self) -> tuple[Warned, ...]:
-        """What somebody should look at."""
+        """What an operator should look at."""
         text = f"is not a field of {KIND} and has no effect, as with kube-proxy; a typing error?"
         return tuple(Warned("in the configuration", f"{KIND}: {field}: {text}") for field in self.unknown)
 

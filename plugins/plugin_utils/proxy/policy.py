@@ -2,21 +2,20 @@
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """Which addresses Services may claim.
 
-Whoever may write a Service can name any external IP in it, and every node then sends traffic to that address to the
-endpoints of that Service. kube-proxy does so without a word. Here each such claim that reaches for somebody else's
-address is found, and it can be left out or stop the run.
+A user who may write a Service can name any external IP in it, and every node then sends traffic to that address to the
+endpoints of that Service. kube-proxy does so without a word. Here each such claim to an address that
+something else has is found, and it can be left out or stop the run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..addresses import parse_cidr, parse_ip
+from ..addresses import Family, family_of, host_cidr, number_of, parse_cidr, parse_ip, span_of
 from ..cluster.snapshot import Destination, Service, Snapshot
 from ..errors import UserError
 from .claims import EXTERNAL_IP, LOAD_BALANCER, Lost, Reserved, settle, settle_health_checks
@@ -123,7 +122,7 @@ def _cidrs(what: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
     found = []
     for text in given:
         ip = parse_ip(str(text))
-        cidr = parse_cidr(str(text) if ip is None else f"{ip}/{128 if ':' in ip else 32}")
+        cidr = parse_cidr(str(text) if ip is None else host_cidr(ip))
         if cidr is None:
             raise InvalidPolicy(f"the CIDRs of {what}: {text!r} is neither a CIDR nor an address")
         found.append(cidr)
@@ -134,20 +133,17 @@ class _Networks:
     """What lies in which network, found in a step per prefix length: clusters have thousands of pod CIDRs."""
 
     def __init__(self, networks: Iterable[tuple[str, str]]) -> None:
-        self._known: dict[tuple[int, int], dict[int, str]] = {}
+        self._known: dict[tuple[Family, int], dict[int, str]] = {}
         for cidr, reason in networks:
-            network = ipaddress.ip_network(cidr)
-            shift = network.max_prefixlen - network.prefixlen
-            self._known.setdefault((network.version, shift), {}).setdefault(
-                int(network.network_address) >> shift, reason
-            )
+            first, last = span_of(cidr)
+            shift = (last - first).bit_length()
+            self._known.setdefault((family_of(cidr), shift), {}).setdefault(first >> shift, reason)
 
     def reason(self, address: str) -> str:
         """The first reason not to use an address; empty if there is none."""
-        ip = ipaddress.ip_address(address)
-        number = int(ip)
-        for (version, shift), known in self._known.items():
-            if version == ip.version and (found := known.get(number >> shift)):
+        family, number = family_of(address), number_of(address)
+        for (of, shift), known in self._known.items():
+            if of is family and (found := known.get(number >> shift)):
                 return found
         return ""
 
@@ -168,7 +164,12 @@ def check_vips(
             cidrs, networks = allowed[field]
             reason = taken.reason(address)
             # What a load balancer brought to a node, its controller wrote down; who may write externalIPs is another.
-            if not reason and field == EXTERNAL_IP and address in interfaces and _host(address) not in (cidrs or ()):
+            if (
+                not reason
+                and field == EXTERNAL_IP
+                and address in interfaces
+                and host_cidr(address) not in (cidrs or ())
+            ):
                 reason = f"is an address of an interface of the node {interfaces[address]}"
             if not reason and cidrs is not None and not networks.reason(address):
                 reason = f"is not in {', '.join(cidrs) or 'any range, none is allowed'}"
@@ -243,19 +244,18 @@ def reserved(snapshot: Snapshot, config: ProxyConfig, policy: VipPolicy, known: 
 def named_alone(policy: VipPolicy, field: str) -> frozenset[str]:
     """The addresses that a policy names by themselves, so that Services may have them all the same."""
     cidrs = {EXTERNAL_IP: policy.external_ips, LOAD_BALANCER: policy.load_balancer_ips}.get(field) or ()
-    parts = (cidr.partition("/") for cidr in cidrs)
-    return frozenset(ip for ip, _slash, length in parts if length == ("128" if ":" in ip else "32"))
+    return frozenset(ip for ip in (cidr.partition("/")[0] for cidr in cidrs) if host_cidr(ip) in cidrs)
 
 
 def _taken(snapshot: Snapshot, config: ProxyConfig, known: Known) -> Iterator[tuple[str, str]]:
     """Networks that have an owner, the narrowest first."""
     for ip, name in _node_addresses(snapshot):
-        yield _host(ip), f"is an address of the node {name}"
+        yield host_cidr(ip), f"is an address of the node {name}"
     for ip, _port_number in _all_api_servers(snapshot, known):
-        yield _host(ip), "is an address of the API server"
+        yield host_cidr(ip), "is an address of the API server"
     for service in snapshot.services:
         for ip in dict.fromkeys((service.cluster_ip, *service.cluster_ips)):
-            yield _host(ip), f"is the cluster IP of {service.namespace}/{service.name}"
+            yield host_cidr(ip), f"is the cluster IP of {service.namespace}/{service.name}"
     for node in snapshot.nodes:
         for cidr in node.pod_cidrs:
             yield cidr, f"is in the pod CIDR {cidr} of the node {node.name}"
@@ -264,10 +264,6 @@ def _taken(snapshot: Snapshot, config: ProxyConfig, known: Known) -> Iterator[tu
     for each_cidr in snapshot.service_cidrs:
         for cidr in each_cidr.cidrs:
             yield cidr, f"is in the range of cluster IPs {cidr}"
-
-
-def _host(ip: str) -> str:
-    return f"{ip}/{128 if ':' in ip else 32}"
 
 
 def without(snapshot: Snapshot, found: Iterable[Finding]) -> Snapshot:

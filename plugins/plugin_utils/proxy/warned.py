@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""What somebody should look at, though nothing stops for it."""
+"""What an operator should look at, though nothing stops for it."""
 
 from __future__ import annotations
 

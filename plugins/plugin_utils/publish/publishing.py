@@ -70,7 +70,7 @@ class Inputs:
         return tuple(dict.fromkeys(str(each) for each in (*self.engine.warnings, *of_nodes)))
 
     def state(self, name: str) -> State:
-        """What a node shall have; UnusableNode or InvalidFacts if that cannot be told."""
+        """The state of a node; UnusableNode or InvalidFacts if that cannot be told."""
         return self.engine.state(name, self.facts.get(name))
 
 
@@ -172,7 +172,7 @@ def publish(
     *,
     check: bool = False,
 ) -> Report:
-    """Offer these nodes, or all, what they shall have; what changes for them is audited before and after.
+    """Offer these nodes, or all, their rules; what changes for them is audited before and after.
 
     A check ends before anything is written, and tells the same.
     """

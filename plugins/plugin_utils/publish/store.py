@@ -2,11 +2,11 @@
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """A directory that nodes pull from, over any static web server or file share.
 
-    NODE.release      what the node shall have: a release and its signatures, one file
+    NODE.release      which bundle is meant for the node: a release and its signatures, one file
     objects/SHA256    archives of bundles and deltas; what a name holds never changes
 
-Objects come first, then each release is replaced in one step, so whoever reads a release finds what it names. A release
-that says nothing new is left alone until half of its time is over: polls that change nothing stay cheap.
+Objects come first, then each release is replaced in one step, so a node that reads a release finds what it names. A
+release that says nothing new is left alone until half of its time is over: polls that change nothing stay cheap.
 """
 
 from __future__ import annotations

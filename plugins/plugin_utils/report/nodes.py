@@ -93,7 +93,7 @@ class Known:
         return [Place(node, host) for node, host in sorted(self._hosts.items())]
 
     def row(self, place: Place, wanted: str = "") -> NodeRow:
-        """What is known of a node; wanted is what it shall have, if no run has computed that."""
+        """What is known of a node; wanted is the state that is meant for it, if no run has computed that."""
         host = place.host or self._hosts.get(place.name, place.name)
         place = dataclasses.replace(place, host=host)
         fresh, answer = self._fresh.get(host) or {}, self._answers.get(host) or {}
@@ -134,7 +134,7 @@ class Known:
         if status.get("unconfirmed"):
             return "behind", "what it was given waits for confirmation, and goes back without it"
         if state_of(fresh) == "held":
-            return "held", "it was taken back; the next run gives it what it shall have"
+            return "held", "it was taken back; the next run gives it the present state"
         if row.confirmed is None:
             return "unknown", "it answered, and no run has given it anything yet"
         if self.now - row.confirmed > OLD_SECONDS:
@@ -166,7 +166,7 @@ def verdict(rows: Iterable[NodeRow]) -> tuple[str, str]:
         return "The cluster has no nodes.", "Without a Node object there are no rules to compute."
     if counts["unknown"] == total:
         return (
-            f"What {counted(total, 'node')} shall have.",
+            f"What {counted(total, 'node')} are to have.",
             "What nodes have is not known here: no run has told it.",
         )
     if good == total:

@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 
 from ..choices import names
 from ..errors import UserError, described
-from ..words import NotAList, as_list
+from ..list_variables import NotAList, as_list
 from .directory import WorkDirectory
 from .notes import CONTROL, Stopped
 from .trust import OldAnsible, plain, require_ansible, untrusted

@@ -4,7 +4,7 @@
 
     snapshot.json     the cluster
     nodes/HOST.json   what the host answered last: its facts and what is applied there
-    bundles/NODE/     what the node shall have
+    bundles/NODE/     the bundle that is meant for the node
     bundles/index.json
     runs/RUN/         what the tasks of a run did, for its summary
     plan.json         what a run in check mode would do
@@ -128,7 +128,7 @@ class WorkDirectory:
         if not file.exists():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(file, text)
-            # A run that goes on for days is akp watch, which nobody asks for a summary.
+            # A run that goes on for days is akp watch, and no summary is made of it.
             for old in file.parent.iterdir():
                 if old.stat().st_mtime < time.time() - _KEPT_SECONDS:
                     old.unlink(missing_ok=True)

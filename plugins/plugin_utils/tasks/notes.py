@@ -55,7 +55,7 @@ class SnapshotRead(Span):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rendered(Span):
-    """The module bundle computed what hosts shall have."""
+    """The module bundle computed the bundles of hosts."""
 
     SORT: ClassVar[str] = "render"
 
@@ -121,7 +121,7 @@ class Asked(Span):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pushed(Span):
-    """The host was given what it shall have, or has it."""
+    """The host was given its bundle, or was up to date."""
 
     SORT: ClassVar[str] = "push"
     SHARED: ClassVar[tuple[str, ...]] = ("changes", "frame")

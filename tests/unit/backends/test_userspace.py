@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
-from agentless_kube_proxy.bundle.compare import compare_bundles
 from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.explain.bundles import compare_bundles
 from agentless_kube_proxy.proxy.config import InvalidConfig
 from agentless_kube_proxy.proxy.proxy_ports import proxy_ports
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.bundle.compare import Change, compare_bundles
+from agentless_kube_proxy.bundle.compare import Change
 from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.explain.bundles import compare_bundles
 
 from tests.unit.build import render, service, slice_of
 

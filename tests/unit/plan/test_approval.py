@@ -241,7 +241,7 @@ def test_a_signature_is_good_for_no_other_plan(written: Path, alice: Path, allow
     written.write_text(genuine)
     shown = akp(written, "--allowed-signers", allowed).stdout
     assert shown.startswith(SHOWN)
-    assert shown.endswith("\nsigned by 0: nobody\n")
+    assert shown.endswith("\nsigned by 0: none\n")
     with pytest.raises(NotApproved, match="0 of 1 approvers have signed it"):
         approval_of(written, "", allowed, 1)
 

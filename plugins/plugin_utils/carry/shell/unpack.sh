@@ -15,6 +15,6 @@ gzip -dc | awk -v d="$d" '
   /^==$/ { whole = 1; exit }
   { exit }
   END { exit !whole }' || {
-  printf '%s\n' "$broken"
+  echo "$broken"
   exit 2
 }

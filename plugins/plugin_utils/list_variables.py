@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Variables that are lists, also where somebody typed them: what -e key=value gives is a text."""
+"""Variables that are lists, also where an operator typed them: -e key=value gives a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import UserError
 
-# Of JSON, or of something that was to be JSON: split at its commas it would be words that nobody wrote.
+# Of JSON, or of something that was to be JSON: it must not be split at its commas.
 _MARKS = frozenset("[]{}\"'")
 
 
