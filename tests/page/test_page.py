@@ -312,6 +312,6 @@ def test_on_paper_all_views_follow_each_other_in_light_colours(chrome: Browser, 
 def test_akp_report_writes_the_page_of_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "shop.html"
     assert main(["report", "--cluster", str(SHOP), "--config", str(SHOP / "kube-proxy.yaml"), "-o", str(file)]) == 0
-    assert "What 3 nodes shall have." in file.read_text(encoding="utf-8")
+    assert "The states of 3 nodes." in file.read_text(encoding="utf-8")
     assert main(["report", "--config", str(SHOP / "kube-proxy.yaml"), "-o", str(file)]) == 2
     assert "say where the cluster is" in capsys.readouterr().err

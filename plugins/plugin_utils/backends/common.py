@@ -17,7 +17,7 @@ from ..proxy.port_view import PortView
 from ..proxy.services import ServicePort
 from ..proxy.topology import Selection
 from ..proxy.view import FamilyView, NodeView
-from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, State
+from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, Owner, State
 
 SYSCTLS: Object = ("file", "sysctls.conf")
 CONNTRACK: Object = EndpointsObject(("file", "conntrack.udp"))
@@ -174,6 +174,13 @@ def udp_frontends(view: PortView, compat: Compat) -> str:
     if port.node_port and serving:
         lines.append(f"{family} * {port.node_port} {serving}\n")
     return "".join(lines)
+
+
+def owner_of(view: PortView) -> Owner:
+    """Whose fragment it is, and with how many endpoints."""
+    port, selection = view.port, view.selection
+    service = f"{port.namespace}/{port.name}"
+    return Owner(port.key, port.family.value, service, len(selection.all), not selection.cluster)
 
 
 def service_line(view: PortView) -> str:

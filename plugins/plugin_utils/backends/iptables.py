@@ -19,7 +19,16 @@ from ..proxy.facts import DetectLocal
 from ..proxy.port_view import PortView
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView
-from .common import CONNTRACK, SERVICES, Fragments, endpoint_variants, service_line, shared_frame, udp_frontends
+from .common import (
+    CONNTRACK,
+    SERVICES,
+    Fragments,
+    endpoint_variants,
+    owner_of,
+    service_line,
+    shared_frame,
+    udp_frontends,
+)
 from .iptables_frame import (
     COUNTERS,
     INVALID_COUNTER,
@@ -135,13 +144,9 @@ class _PortRules:
         if udp := udp_frontends(view, self._context.compat):
             opened.append((CONNTRACK, udp))
         return fragment(
-            self._port.key,
-            self._family,
+            owner_of(view),
             opened,
             self._chains(),
-            service=f"{self._port.namespace}/{self._port.name}",
-            endpoints=len(view.selection.all),
-            idle=not view.selection.cluster,
             allowed=Allowed((self._terms, self._port), self._allowed),
             terms=self._terms,
         )

@@ -28,6 +28,7 @@ from .common import (
     SERVICES,
     conntrack_sysctls,
     forget_views,
+    owner_of,
     service_line,
     shared_frame,
     udp_frontends,
@@ -211,13 +212,9 @@ class _PortState:
             opened.append((CONNTRACK, udp))
         servers = self._virtual_servers(claimed)
         made = fragment(
-            self._port.key,
-            name,
+            owner_of(self._view),
             opened,
             (((name, "ipvs", key), text) for key, text in servers),
-            service=f"{self._port.namespace}/{self._port.name}",
-            endpoints=len(self._view.selection.all),
-            idle=not self._view.selection.cluster,
         )
         return _Piece(made, self._sets, self._entries)
 

@@ -26,7 +26,7 @@ from ..proxy.hns import HostNetwork
 from ..proxy.port_view import PortView
 from ..proxy.services import ServicePort
 from ..proxy.view import FamilyView, NodeView
-from .common import SERVICES, record_line
+from .common import SERVICES, owner_of, record_line
 from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, State, fragment
 
 Document: TypeAlias = dict[str, Any]
@@ -111,8 +111,8 @@ class _Node:
                     self._made.add(identity)
                     own.append((identity, _text(document)))
         line = record_line(port, taken, local)
-        service = f"{port.namespace}/{port.name}"
-        return fragment(port.key, port.family.value, [(SERVICES, line)], own, service=service, endpoints=len(taken))
+        owner = owner_of(view)._replace(endpoints=len(taken), idle=False)
+        return fragment(owner, [(SERVICES, line)], own)
 
     def _is_pod_here(self, endpoint: Endpoint) -> bool:
         """Whether HNS has an endpoint of that address that is not remote."""

@@ -24,6 +24,7 @@ from .common import (
     Fragments,
     conntrack_sysctls,
     endpoint_variants,
+    owner_of,
     service_line,
     shared_frame,
     udp_frontends,
@@ -220,13 +221,9 @@ class _PortRules:
         if udp := udp_frontends(self._view, self._context.compat):
             opened.append((CONNTRACK, udp))
         return fragment(
-            self._port.key,
-            self._family,
+            owner_of(self._view),
             opened,
             self._objects(),
-            service=f"{self._port.namespace}/{self._port.name}",
-            endpoints=len(self._view.selection.all),
-            idle=not self._view.selection.cluster,
             elements=keys,
             allowed=Allowed((self._terms, self._port), self._allowed),
             terms=self._terms,

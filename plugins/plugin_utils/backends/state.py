@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 # What the kernel knows an object by, e.g. ("IPv4", "nat", "KUBE-SERVICES"). Of ("file", NAME) the bundle holds a file.
 Object: TypeAlias = tuple[str, ...]
@@ -94,21 +94,28 @@ class Fragment:
     allowed: Allowed | None = None
 
 
+class Owner(NamedTuple):
+    """A service port, as far as a State tells of it."""
+
+    name: str  # "namespace/name:port protocol"
+    family: str
+    service: str  # "namespace/name"
+    endpoints: int  # that this node uses for it
+    idle: bool  # whether none serves its cluster IP
+
+
 def fragment(
-    name: str,
-    family: str,
+    owner: Owner,
     lines: Iterable[tuple[Object, str]],
     own: Iterable[tuple[Object, str]],
     *,
-    service: str = "",
-    endpoints: int = 0,
-    idle: bool = False,
     elements: Mapping[str, str] = _NONE,
     allowed: Allowed | None = None,
     terms: str = "",
 ) -> Fragment:
     """A Fragment with its digest. `terms` is what lines depend on that it may have but has not now."""
     open_, own_ = tuple(lines), tuple(own)
+    name, family, service, endpoints, idle = owner
     parts = [family, name, terms]
     for obj, text in (*open_, *own_):
         parts += obj

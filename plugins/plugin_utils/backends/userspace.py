@@ -17,7 +17,7 @@ from ..proxy.compat import Compat
 from ..proxy.endpoints import Endpoint
 from ..proxy.port_view import PortView
 from ..proxy.view import FamilyView, NodeView
-from .common import SERVICES, conntrack_sysctls, forget_views, record_line, shared_frame
+from .common import SERVICES, conntrack_sysctls, forget_views, owner_of, record_line, shared_frame
 from .iptables_file import TOOLS, chain_lines, marker, table_text
 from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, State, fragment
 
@@ -125,13 +125,9 @@ class _PortText:
             SERVICES: record_line(port, view.selection.cluster, view.selection.local, self._proxy_port),
         }
         return fragment(
-            port.key,
-            family,
+            owner_of(view)._replace(idle=not self._endpoints()),
             [(obj, text) for obj, text in lines.items() if text],
             (),
-            service=f"{port.namespace}/{port.name}",
-            endpoints=len(view.selection.all),
-            idle=not self._endpoints(),
         )
 
     def _endpoints(self) -> tuple[Endpoint, ...]:

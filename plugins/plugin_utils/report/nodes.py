@@ -166,7 +166,7 @@ def verdict(rows: Iterable[NodeRow]) -> tuple[str, str]:
         return "The cluster has no nodes.", "Without a Node object there are no rules to compute."
     if counts["unknown"] == total:
         return (
-            f"What {counted(total, 'node')} are to have.",
+            f"The states of {counted(total, 'node')}.",
             "What nodes have is not known here: no run has told it.",
         )
     if good == total:
