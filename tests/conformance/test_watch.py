@@ -347,11 +347,10 @@ def test_the_leader_is_killed_under_load_and_the_other_host_loses_no_change(
             written += 1
 
     writer = threading.Thread(target=load)
-    with (
-        Watcher(plane, inventory, tmp_path / "watch", "--lease", lease) as first,
-        Watcher(plane, inventory, tmp_path / "second", "--lease", lease) as second,
-    ):
+    with contextlib.ExitStack() as running:
+        first = running.enter_context(Watcher(plane, inventory, tmp_path / "watch", "--lease", lease))
         first.wait("leads")
+        second = running.enter_context(Watcher(plane, inventory, tmp_path / "second", "--lease", lease))
         second.wait("follows")
         for each in (first, second):
             each.wait("settled")
