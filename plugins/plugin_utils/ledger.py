@@ -23,6 +23,7 @@ from .files import open_regular, sync_folder
 from .locks import lock
 
 FILE = "ledger.jsonl"
+MERGED = "merged"  # the key of a line of another ledger
 START = "0" * 64  # what the first entry has in place of a predecessor
 _HASH_LENGTH = len(',"hash":""}') + 64
 _LONGEST = 64 * 1024 * 1024
@@ -135,6 +136,14 @@ def entry_of(line: bytes, where: str) -> dict[str, Any]:
     return entry
 
 
+def unmerged(entry: dict[str, Any], where: str = "") -> Iterator[dict[str, Any]]:
+    """An entry, and the entry of another ledger that it holds, if it does; the innermost comes last."""
+    yield entry
+    if MERGED in entry:
+        where = f"{where}: what was merged there"
+        yield from unmerged(entry_of(str(entry[MERGED]).encode(), where), where)
+
+
 def _is_entry(line: bytes) -> bool:
     try:
         entry_of(line, "")
@@ -164,6 +173,7 @@ def lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 raise BrokenLedger(f"{where} is entry {entry['number']}, but entry {head.number + 1} belongs here")
             if entry.get("previous") != head.hash:
                 raise BrokenLedger(f"{where} does not follow the line before it: its predecessor was another")
+            list(unmerged(entry, where))
             head = Head(entry["number"], entry["hash"])
             yield line.rstrip(b"\n"), entry
 
@@ -173,7 +183,7 @@ def verify(file: Path, known: str = "") -> Head:
     head, found = Head(), not known
     for entry in entries(file):
         head = Head(entry["number"], entry["hash"])
-        found = found or entry["hash"] == known
+        found = found or known in [each["hash"] for each in unmerged(entry)]
     if not found:
         raise BrokenLedger(
             f"{file}: holds no entry with the hash {known}: its end was cut off, or all of it was written anew"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .files import open_regular, sync_folder
-from .ledger import START, BrokenLedger, Head, entry_of, lines, tail_of
+from .ledger import START, BrokenLedger, Head, entry_of, lines, tail_of, unmerged
 
 SYSLOG = "syslog"
 TAG = "akp-ledger"
@@ -184,13 +184,16 @@ def verify_copy(copy: Path, ledger: Path | None = None) -> list[str]:
             if chain.missing:
                 raise BrokenLedger(f"{copy}: entries are missing{_of(chain)}: {', '.join(chain.missing)}")
         return [f"{len(chain.entries)} entries{_of(chain)}, head {chain.head.hash}" for chain in found]
-    known = {entry["number"]: entry["hash"] for _line, entry in lines(ledger)}
-    same = [chain for chain in found if set(chain.entries.values()) & set(known.values())]
+    known, merged = dict[int, str](), set[str]()
+    for _line, entry in lines(ledger):
+        known[entry["number"]] = entry["hash"]
+        merged.update(str(each["hash"]) for each in list(unmerged(entry))[1:])
+    same = [chain for chain in found if set(chain.entries.values()) & (merged | set(known.values()))]
     if not same:
         raise BrokenLedger(f"{ledger}: has no entry of those in {copy}: all of it was written anew")
     for chain in same:
         for number, its_hash in chain.entries.items():
-            if known.get(number) != its_hash:
+            if known.get(number) != its_hash and its_hash not in merged:
                 what = "was changed" if number in known else "is gone"
                 raise BrokenLedger(f"{ledger}: entry {number} {what}: {copy} has it with the hash {its_hash}")
     told = [f"{len(chain.entries)} entries{_of(chain)} are in {ledger}" for chain in same]

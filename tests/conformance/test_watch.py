@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import yaml
 from agentless_kube_proxy.cluster.record import peek
 from agentless_kube_proxy.ledger import entries
 
-from tests.collection.play import BIN, Run, playbook
+from tests.collection.play import BIN, ROOT, Run, playbook
 from tests.collection.test_sync import RESTORE, sabotage
 from tests.conftest import unused_prefix
 from tests.controlplane import ApiError, ControlPlane, netns
@@ -315,6 +316,75 @@ def test_most_services_gone_is_not_followed_before_somebody_says_so(
         assert started.stop() == 0
         assert {each["host"] for each in started.events("pushed", place)} == set(ALL)
     assert_equal_to_a_fresh_render(plane, folder, tmp_path / "fresh")
+
+
+@pytest.fixture
+def lease(plane: ControlPlane) -> Iterator[str]:
+    """The Lease of examples/access, with the rights on it for the user of these tests."""
+    made = list(yaml.safe_load_all((ROOT / "examples" / "access" / "lease.yaml").read_text()))
+    for each in made:
+        if "subjects" in each:
+            each["subjects"] = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "akp"}]
+        plane.client.create(each)
+    yield "kube-system/akp-watch"
+    for each in made:
+        plane.client.delete(each)
+
+
+def test_the_leader_is_killed_under_load_and_the_other_host_loses_no_change(
+    plane: ControlPlane, lab: Lab, inventory: Path, lease: str, tmp_path: Path
+) -> None:
+    draw, names = random.Random(1), [f"load-{i}" for i in range(10)]
+    made = [*map(service, names), *(slice_of(name, ("10.244.1.20", "n1")) for name in names)]
+    plane.client.parallel(plane.client.create, made)
+    stopped, written = threading.Event(), 0
+
+    def load() -> None:
+        nonlocal written
+        while not stopped.wait(0.05):
+            obj = _endpoints(draw, draw.choice(names))
+            plane.client.patch(obj, {"endpoints": obj["endpoints"]})
+            written += 1
+
+    writer = threading.Thread(target=load)
+    with contextlib.ExitStack() as running:
+        first = running.enter_context(Watcher(plane, inventory, tmp_path / "watch", "--lease", lease))
+        first.wait("leads")
+        second = running.enter_context(Watcher(plane, inventory, tmp_path / "second", "--lease", lease))
+        second.wait("follows")
+        for each in (first, second):
+            each.wait("settled")
+        writer.start()
+        first.wait("pushed", first.place)
+        assert second.events("pushed") == []
+        killed, place = time.monotonic(), second.place
+        first.process.kill()
+        second.wait("leads", place)
+        leads = time.monotonic() - killed
+        second.wait("pushed", place)
+        pushes, before = time.monotonic() - killed, written
+        time.sleep(3)
+        stopped.set()
+        writer.join()
+        print(
+            f"{written} changes, {before} until the next push: leads after {leads:.1f} s, pushes after {pushes:.1f} s"
+        )
+        for name in names:
+            plane.client.patch(slice_of(name), {"endpoints": slice_of(name, ("10.244.1.99", "n1"))["endpoints"]})
+        deadline = time.monotonic() + DEADLINE
+        while not all(rules(lab, name).count("--to-destination 10.244.1.99:8080") == len(names) for name in ALL):
+            assert time.monotonic() < deadline, second.log.read_text()[-5000:]
+            time.sleep(0.2)
+        # Given back, the Lease is there for the next one at once.
+        assert second.stop() == 0
+        assert [each["spec"].get("holderIdentity") for each in _leases(plane)] == [None]
+    assert pushes < 15
+    assert_equal_to_a_fresh_render(plane, inventory, tmp_path / "fresh")
+    plane.client.parallel(plane.client.delete, made)
+
+
+def _leases(plane: ControlPlane) -> list[Object]:
+    return [each for each in plane.client.list_all("Lease") if each["metadata"]["name"] == "akp-watch"]
 
 
 @pytest.mark.soak

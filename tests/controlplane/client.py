@@ -24,6 +24,9 @@ KINDS = {
     "Service": ("/api/v1", "services", True),
     "EndpointSlice": ("/apis/discovery.k8s.io/v1", "endpointslices", True),
     "ServiceCIDR": ("/apis/networking.k8s.io/v1", "servicecidrs", False),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
+    "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles", True),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings", True),
     "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
 }

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..ledger import FILE, BrokenLedger, lines, verify
+from ..ledger import FILE, BrokenLedger, lines, unmerged, verify
 from ..ledger_copy import verify_copy
+from ..ledger_merge import merge
 from ..texts import visible
 from .console import UsageError
 
@@ -35,6 +36,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "with 1 if not.",
     )
     show = verbs.add_parser("show", help="the entries, for people")
+    join = verbs.add_parser(
+        "merge",
+        help="add what other control hosts wrote",
+        description="Adds the entries of other ledgers that this one does not have, each with the hash that it had "
+        "there. A ledger that is not there yet continues the first of them. Twice does no harm.",
+    )
+    join.add_argument("others", nargs="+", type=Path, metavar="OTHER", help="a ledger of another host, or a copy of it")
+    join.add_argument(
+        "--into", dest="file", type=Path, default=_DEFAULT, metavar="FILE", help=f"the ledger (default: {_DEFAULT})"
+    )
     for verb in (check, show):
         verb.add_argument(
             "file", nargs="?", type=Path, default=_DEFAULT, metavar="FILE", help=f"the ledger (default: {_DEFAULT})"
@@ -55,6 +66,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show.add_argument("--json", action="store_true", help="for programs: the lines as they are")
     check.set_defaults(run=_verify)
     show.set_defaults(run=_show)
+    join.set_defaults(run=_merge)
 
 
 def _existing(args: argparse.Namespace) -> Path:
@@ -89,12 +101,27 @@ def _verify_copy(args: argparse.Namespace) -> int:
     return 0
 
 
+def _merge(args: argparse.Namespace) -> int:
+    file = args.file.expanduser()
+    for other in args.others:
+        if not other.expanduser().is_file():
+            raise UsageError(f"{other}: there is no ledger")
+        try:
+            count = merge(file, other.expanduser())
+        except BrokenLedger as error:
+            print(visible(f"broken: {error}"))
+            return 1
+        print(visible(f"{file}: {count} entries of {other} added"))
+    return 0
+
+
 def _show(args: argparse.Namespace) -> int:
     if args.last < 0:
         raise UsageError(f"--last {args.last}: is no number of entries")
     kept: deque[tuple[bytes, dict[str, Any]]] = deque(maxlen=args.last or None)
     try:
-        for line, entry in lines(_existing(args)):
+        for line, outer in lines(_existing(args)):
+            entry = list(unmerged(outer))[-1]
             if (not args.run_name or entry.get("run") == args.run_name) and _concerns(entry, args.node):
                 kept.append((line, entry))
     except BrokenLedger as error:

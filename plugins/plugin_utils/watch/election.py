@@ -24,9 +24,9 @@ from types import TracebackType
 from ..cluster.api import ApiError
 from ..cluster.lease import Lease, LeaseObject
 
-LEASE_SECONDS = 8.0
-DEADLINE_SECONDS = 5.0
-RENEW_SECONDS = 1.5
+LEASE_SECONDS = 6.0
+DEADLINE_SECONDS = 4.0
+RENEW_SECONDS = 1.0
 LOOK_SECONDS = 1.0
 # Of one request; the deadline counts from its beginning.
 REQUEST_SECONDS = 2.0
