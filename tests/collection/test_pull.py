@@ -20,6 +20,7 @@ from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
 
 from .play import SHOP, Run, playbook
+from .test_sync import edited_shop
 
 WITHIN = 120.0  # seconds: cron starts things when a minute begins
 PULL_FILES = {
