@@ -236,7 +236,7 @@ class _Parser:
 
     def member(self) -> Test:
         name, flags = self._next(), self._next()
-        return lambda packet, _host, sets: name in sets and sets[name].has(packet, flags)
+        return lambda packet, _host, sets: _set(sets, name).has(packet, flags)
 
     def chance(self) -> None:
         self._chance = probability(self._next())
@@ -301,6 +301,13 @@ _OPTIONS: dict[str, Callable[[_Parser], Test | None]] = {
     "--reap": _Parser.nothing,
     "--rsource": _Parser.nothing,
 }
+
+
+def _set(sets: Mapping[str, IpSet], name: str) -> IpSet:
+    """The kernel takes no rule that names a set which is not there."""
+    if name not in sets:
+        raise UnknownRule(f"there is no set {name}")
+    return sets[name]
 
 
 def _not(test: Test) -> Test:

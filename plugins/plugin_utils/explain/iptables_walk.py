@@ -82,10 +82,10 @@ class IptablesWalker(Walker):
             text = chain.texts[position]
             try:
                 rule = iptables.parse(text)
+                if not self._holds(rule, world.packet):
+                    continue
             except UnknownRule:
                 self.skipped[f"{table} {name} {text}"] = None
-                continue
-            if not self._holds(rule, world.packet):
                 continue
             taken = world.met(f"{table} {name}", text, depth)
             if not rule.certain:
