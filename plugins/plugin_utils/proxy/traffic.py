@@ -225,7 +225,9 @@ class Traffic:
 
     def _replaced(self, endpoint: Endpoint, caller: Caller, masked: bool) -> bool:
         """Whether an endpoint sees another source; one that reaches itself must not see its own address."""
-        if endpoint.ip in self._own and not caller.is_node:
+        # In ipvs mode a node takes the addresses of Services for its own, also one that is another node's.
+        here = endpoint.ip in self._own or (self._mode == "ipvs" and endpoint.ip in self._addresses)
+        if here and not caller.is_node:
             return False  # the endpoint is a process of the node, so the packet does not leave
         itself = endpoint.ip == caller.source
         return masked or (itself and (self._mode == "iptables" or endpoint.node_name == self._node.facts.name))
