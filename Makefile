@@ -18,6 +18,8 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: packages $(VENV)/.installed  ## system packages by apt, everything else into .venv
+	@# Where Python may not write its caches, every start of akp would compile anew what has changed since.
+	@$(BIN)/python -m compileall -q plugins/plugin_utils
 
 packages:
 	@.ci/packages
@@ -26,8 +28,6 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packa
 	@[ -x $(BIN)/python ] || "$$($(find_python))" -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@# Where Python may not write its caches, every start of akp would compile all of it anew.
-	@$(BIN)/python -m compileall -q plugins/plugin_utils
 	@# Ansible looks for collections on Python's path: with this link playbooks find ours from anywhere.
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	mkdir -p "$$site/ansible_collections/agentless"; \

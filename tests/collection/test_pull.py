@@ -20,6 +20,7 @@ from tests.lab.publisher import Publisher
 from tests.lab.web import WebServer
 
 from .play import SHOP, Run, playbook
+from .test_sync import edited_shop
 
 WITHIN = 120.0  # seconds: cron starts things when a minute begins
 PULL_FILES = {
@@ -131,6 +132,16 @@ def test_nodes_pull_by_cron_and_nothing_else_is_on_them(
     refused = playbook("publish_services", inventory, tmp_path / "work", "--check", variables=emptied, check=False)
     assert refused.code == 2
     assert "service ports would be removed, more than 50 %" in refused.output
+    stolen = edited_shop(tmp_path / "stolen")
+    thief = yaml.safe_load((stolen / "new.yaml").read_text())
+    thief["spec"]["externalIPs"] = [n1.addresses[0]]
+    (stolen / "new.yaml").write_text(yaml.safe_dump(thief))
+    proving = {**publishing, "kube_proxy_cluster_dir": str(stolen), "kube_proxy_prove": True}
+    refused = playbook("publish_services", inventory, tmp_path / "work", variables=proving, check=False)
+    assert refused.code == 2
+    assert f"not proved: {n1.addresses[0]} is external IP of Service shop/new and an address of node n1" in " ".join(
+        refused.output.split()
+    )
     settings = json.loads((tmp_path / "work" / "akp" / "published" / "1" / "settings.json").read_text())
     assert settings["facts"]["n1"]["hostname"] == "n1"
 

@@ -265,6 +265,26 @@ def test_a_run_that_would_remove_most_services_stops_and_asks(nodes: Lab, invent
     assert meant.changed == dict.fromkeys(ALL, 1)
 
 
+def test_a_run_that_cannot_be_proved_stops_with_an_example(nodes: Lab, inventory: Path, tmp_path: Path) -> None:
+    proving: dict[str, Any] = {"kube_proxy_prove": True}
+    playbook("sync-services", inventory, tmp_path, variables=proving)
+    before = [rules(node) for node in nodes.nodes]
+    shop = edited_shop(tmp_path / "shop")
+    thief = yaml.safe_load((shop / "new.yaml").read_text())
+    thief["spec"]["externalIPs"] = [nodes.node("n2").addresses[0]]
+    (shop / "new.yaml").write_text(yaml.safe_dump(thief))
+    variables = {**proving, "kube_proxy_cluster_dir": str(shop)}
+    for book in ("sync-services", "plan_services"):
+        run = playbook(book, inventory, tmp_path, variables=variables, check=False)
+        told = " ".join(run.output.split())
+        assert run.code == 2
+        assert (
+            f"refused, and no node was touched: not proved: {nodes.node('n2').addresses[0]} is external IP of Service "
+            "shop/new and an address of node n2" in told
+        )
+    assert [rules(node) for node in nodes.nodes] == before
+
+
 def test_a_cluster_without_endpoints_is_no_better_than_one_without_services(
     nodes: Lab, inventory: Path, tmp_path: Path
 ) -> None:

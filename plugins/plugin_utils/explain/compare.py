@@ -30,7 +30,7 @@ _WORDS = {"meta mark": "mark", "&": "and", "|": "or", "^": "xor", "type ipv4_add
 class Difference:
     """Something that is not as it was meant."""
 
-    what: str  # does, missing, added, or rules that are not there at all
+    what: str  # does, missing, added, order, unknown; or mode, where the rules are of another one
     place: str  # table and chain
     text: str
 
@@ -47,6 +47,7 @@ def differences(meant: Place, live: Place, packet: Packet) -> Iterator[Differenc
         yield Difference("missing", "", str(error))
         return
     wanted, found = meant.walkers[family].walk(packet), walker.walk(packet)
+    yield from (Difference("unknown", "", f"cannot be followed: {each}") for each in found.skipped)
     if (said := _told(found)) != _told(wanted):
         yield Difference("does", "", f"{said}; meant: {_told(wanted)}")
     places = dict.fromkeys(step.place for each in (wanted, found) for path in each.paths for step in path.steps)

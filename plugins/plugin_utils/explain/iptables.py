@@ -7,11 +7,11 @@ A rule is taken apart when the first packet meets it: most packets meet few.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeAlias
 
 from ..addresses import contains
@@ -20,12 +20,13 @@ from .packet import Host, Packet, UnknownRule
 
 BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 
-_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+_COMMENT = re.compile(r'(?:-m comment )?--comment (?:"(?:[^"\\]|\\.)*"|\S+) ?')
 _COUNTERS = re.compile(r"^\[\d+:\d+\] ")
 _EXACT_DESTINATION = re.compile(r"(?<!! )-d ([0-9a-f:.]+)/(?:32|128)\b")
 DISPATCH = re.compile(
     r"(?:-d (?P<address>[0-9a-f:.]+)/(?:32|128) )?-p (?P<protocol>\w+) .*--dport (?P<port>\d+) .*-j KUBE-"
 )
+_CERTAIN = Fraction(1)
 _INDEXED = 24  # a chain with more rules than these is looked up by destination
 _OURS = re.compile(r"KUBE-(?!ROUTER)")
 
@@ -33,19 +34,27 @@ _OURS = re.compile(r"KUBE-(?!ROUTER)")
 Test: TypeAlias = Callable[[Packet, Host, Mapping[str, IpSet]], bool]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, taken apart."""
+    """A rule, taken apart. A proof makes and asks so many that a plain class, asked once for each answer, pays off."""
 
-    tests: tuple[Test, ...]
-    target: str = ""
-    leaves: bool = False  # goto: the target returns to where this chain was called
-    options: tuple[tuple[str, str], ...] = ()  # of the target
-    chance: Fraction = Fraction(1)  # that it holds where its tests do
+    __slots__ = ("certain", "chance", "leaves", "place", "remark", "target", "tests")
 
-    def option(self, name: str) -> str:
-        """The value of an option of the target."""
-        return dict(self.options).get(name, "")
+    def __init__(
+        self,
+        tests: list[Test],
+        chance: Fraction,
+        target: str = "",
+        options: Mapping[str, str] = MappingProxyType({}),
+        *,
+        leaves: bool = False,
+    ) -> None:
+        self.tests = tests
+        self.chance = chance  # that it holds where its tests do
+        self.certain = chance == 1
+        self.target = target
+        self.leaves = leaves  # goto: the target returns to where this chain was called
+        self.place = _place(options["--to-destination"]) if target == "DNAT" else ("", 0)
+        self.remark = _masked(options["--set-xmark"]) if target == "MARK" else (0, 0)
 
 
 class Chain:
@@ -123,8 +132,12 @@ def is_ours(rest: str) -> bool:
 @lru_cache(maxsize=65536)
 def parse(text: str) -> Rule:
     """A rule without its chain; UnknownRule if a part of it is not known."""
-    words = [quoted if word == "" else word for quoted, word in _TOKEN.findall(text)]
-    return _Parser(words, text).rule()
+    # Nothing but comments is ever quoted, and they decide nothing.
+    words = _COMMENT.sub("", text).split()
+    try:
+        return _Parser(words, text).rule()
+    except (LookupError, ValueError) as error:
+        raise UnknownRule(text) from error
 
 
 class _Parser:
@@ -135,7 +148,7 @@ class _Parser:
         self._at = 0
         self._text = text
         self._tests: list[Test] = []
-        self._chance = Fraction(1)
+        self._chance = _CERTAIN
 
     def rule(self) -> Rule:
         negated = False
@@ -145,7 +158,8 @@ class _Parser:
                 negated = True
                 continue
             if word in ("-j", "-g"):
-                return Rule(tuple(self._tests), self._next(), word == "-g", tuple(self._target_options()), self._chance)
+                target, options = self._next(), dict(self._target_options())
+                return Rule(self._tests, self._chance, target, options, leaves=word == "-g")
             take = _OPTIONS.get(word)
             if take is None:
                 raise UnknownRule(word)
@@ -153,7 +167,7 @@ class _Parser:
             if test is not None:
                 self._tests.append(_not(test) if negated else test)
             negated = False
-        return Rule(tuple(self._tests), chance=self._chance)
+        return Rule(self._tests, self._chance)
 
     def _next(self) -> str:
         if self._at >= len(self._words):
@@ -222,7 +236,7 @@ class _Parser:
 
     def member(self) -> Test:
         name, flags = self._next(), self._next()
-        return lambda packet, _host, sets: name in sets and sets[name].has(packet, flags)
+        return lambda packet, _host, sets: _set(sets, name).has(packet, flags)
 
     def chance(self) -> None:
         self._chance = probability(self._next())
@@ -279,7 +293,6 @@ _OPTIONS: dict[str, Callable[[_Parser], Test | None]] = {
     "--vproto": _Parser.virtual_protocol,
     "--vaddr": _Parser.virtual_address,
     "--vport": _Parser.virtual_port,
-    "--comment": _Parser.value,
     "--nfacct-name": _Parser.value,
     "--seconds": _Parser.value,
     "--name": _Parser.value,
@@ -288,6 +301,13 @@ _OPTIONS: dict[str, Callable[[_Parser], Test | None]] = {
     "--reap": _Parser.nothing,
     "--rsource": _Parser.nothing,
 }
+
+
+def _set(sets: Mapping[str, IpSet], name: str) -> IpSet:
+    """The kernel takes no rule that names a set which is not there."""
+    if name not in sets:
+        raise UnknownRule(f"there is no set {name}")
+    return sets[name]
 
 
 def _not(test: Test) -> Test:
@@ -322,7 +342,7 @@ def probability(text: str) -> Fraction:
     return Fraction(1, choices) if near else value
 
 
-def remarked(mark: int, text: str) -> int:
-    """The mark after --set-xmark."""
-    value, mask = _masked(text)
-    return (mark & ~mask) ^ value
+def _place(text: str) -> tuple[str, int]:
+    """Address and port of --to-destination."""
+    address, _colon, port = text.rpartition(":")
+    return address.strip("[]"), int(port)

@@ -55,7 +55,7 @@ class IptablesWalker(Walker):
         chain = self.tables.get((table, name))
         for text in chain.texts if chain else ():
             rule = iptables.parse(text)
-            if rule.target not in ("DNAT", "") and all(test(probe, self.host, self.sets) for test in rule.tests):
+            if rule.target not in ("DNAT", "") and self._holds(rule, probe):
                 marked = [world for world, _back in self._chain(table, rule.target, 0, 1, World(probe))]
                 if any(world.packet.mark for world in marked):
                     return True
@@ -82,13 +82,13 @@ class IptablesWalker(Walker):
             text = chain.texts[position]
             try:
                 rule = iptables.parse(text)
+                if not self._holds(rule, world.packet):
+                    continue
             except UnknownRule:
                 self.skipped[f"{table} {name} {text}"] = None
                 continue
-            if not all(test(world.packet, self.host, self.sets) for test in rule.tests):
-                continue
             taken = world.met(f"{table} {name}", text, depth)
-            if rule.chance < 1:
+            if not rule.certain:
                 taken = taken.shared(world.share * rule.chance)
                 world = world.shared(world.share - taken.share)
             if not rule.target:
@@ -104,14 +104,20 @@ class IptablesWalker(Walker):
                         yield after, returned
             elif outcome[1]:
                 yield outcome[0], False
-            elif rule.chance < 1:
+            elif not rule.certain:
                 yield from self._chain(table, name, position + 1, depth, outcome[0])
             else:
                 world = outcome[0]
                 continue
-            if rule.chance == 1:
+            if rule.certain:
                 return
         yield world, True
+
+    def _holds(self, rule: iptables.Rule, packet: Packet) -> bool:
+        for test in rule.tests:  # noqa: SIM110  # a generator takes twice as long, and this is asked most
+            if not test(packet, self.host, self.sets):
+                return False
+        return True
 
     @staticmethod
     def _target(rule: iptables.Rule, world: World) -> tuple[World, bool] | None:
@@ -124,11 +130,10 @@ class IptablesWalker(Walker):
         if rule.target == "REJECT":
             return world.ended(End.REFUSED), True
         if rule.target == "MARK":
-            mark = iptables.remarked(packet.mark, rule.option("--set-xmark"))
-            return world.having(packet.marked(mark)), False
+            value, mask = rule.remark
+            return world.having(packet.marked((packet.mark & ~mask) ^ value)), False
         if rule.target == "DNAT":
-            address, _colon, port = rule.option("--to-destination").rpartition(":")
-            return world.having(packet.sent_to(address.strip("[]"), int(port))), True
+            return world.having(packet.sent_to(*rule.place)), True
         if rule.target == "MASQUERADE":
             return world.having(packet.masked()), True
         return None

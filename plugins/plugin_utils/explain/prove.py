@@ -164,6 +164,7 @@ class _Family:
         self._walker: Walker = place.walkers[family.family]
         self._traffic: Traffic = place.traffic(family.family)
         self._mode = place.view.config.mode
+        self._called = False  # whether an endpoint has called itself
 
     def prove(self) -> None:
         known: set[tuple[str, str, int]] = set()
@@ -175,6 +176,8 @@ class _Family:
                     continue  # another Service has it, which is told of as a double claim
                 for source in self._sources(frontend):
                     self._packet(frontend, source, number)
+            self._itself(view)
+        self._unclaimed()
         known |= {("", view.port.protocol, view.port.node_port) for view in self._view.ports}
         for stray in sorted(set(_destinations(self._walker)) - known):
             if family_of(stray[0] or _OUTSIDE[self._view.family.value]) is self._view.family:
@@ -205,6 +208,35 @@ class _Family:
             self._found(frontend, source, packet, decision, wrong)
         elif not _differs_by_design(frontend, decision, self._mode, source, self._view):
             self._keep(frontend, source, packet, verdict)
+
+    def _itself(self, view: PortView) -> None:
+        """One endpoint of this node that calls its own Service; sets name the others, and are looked at apart."""
+        node = self._place.view.facts.name
+        local = next((each for each in view.selection.cluster if each.node_name == node), None)
+        frontend = self._traffic.frontend(view.port.cluster_ip, view.port.protocol, view.port.port)
+        if local is None or frontend is None or self._called or local.ip in self._place.addresses:
+            return
+        self._called = True
+        self._packet(frontend, _Source(f"endpoint {local.text} itself", local.ip, Origin.POD), view.port.port)
+
+    def _unclaimed(self) -> None:
+        """Ports that no Service has, at the addresses of Services."""
+        family, node = self._view.family, self._place.view.facts.name
+        for address in dict.fromkeys(ip for view in self._view.ports for ip, _port in _addresses(view)):
+            if self._place.is_own(address):
+                continue
+            number = next(each for each in _UNUSED if self._traffic.frontend(address, "tcp", each) is None)
+            wanted = self._traffic.unclaimed(address)
+            own = _Source("the node itself", self._place.source_of(family, address), Origin.NODE)
+            for source in (_Source("outside", _OUTSIDE[family.value], Origin.OUTSIDE), own):
+                packet = self._place.packet(source.address, (address, number, "tcp"), source.origin)
+                verdict = self._walker.ends(packet)
+                if verdict.end.value != wanted or verdict.skipped:
+                    what, to = f"{source.what} ({packet.source})", f"{packet.target}/tcp"
+                    told = verdict.skipped[0] if verdict.skipped else _told(verdict)
+                    self._prover.proof.wrong.append(
+                        Counterexample(0, node, self._mode, "no Service", what, to, wanted, told)
+                    )
 
     def _not_itself(self, verdict: Verdict, source: _Source) -> str:
         """An endpoint that calls itself needs another source: in iptables mode a rule of its own says so."""
@@ -268,13 +300,20 @@ class _Family:
 def _frontends(place: Place, view: PortView) -> Iterator[tuple[str, int]]:
     """Address and port of every frontend of a service port on a node."""
     port = view.port
-    yield from (
-        (ip, port.port) for ip in dict.fromkeys((port.cluster_ip, *port.external_ips, *port.load_balancer_vips))
-    )
+    yield from _addresses(view)
     if port.node_port:
         yield from ((ip, port.node_port) for ip in sorted(place.addresses) if family_of(ip) is port.family)
 
 
+def _addresses(view: PortView) -> Iterator[tuple[str, int]]:
+    """Address and port of every frontend that is the Service's own."""
+    port = view.port
+    yield from (
+        (ip, port.port) for ip in dict.fromkeys((port.cluster_ip, *port.external_ips, *port.load_balancer_vips))
+    )
+
+
+_UNUSED = range(4, 65536)  # a port that few Services have comes first
 _OUTSIDE = {"IPv4": "192.0.0.8", "IPv6": "100::8"}  # in no range but the one of all addresses
 _POD = {"IPv4": "192.0.0.9", "IPv6": "100::9"}
 

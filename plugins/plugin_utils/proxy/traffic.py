@@ -107,6 +107,8 @@ class Traffic:
                 self._served.setdefault((ip, port.protocol, port.port), Frontend(each, reach, ip))
             if port.node_port:
                 self._node_ports.setdefault((port.protocol, port.node_port), each)
+        self._addresses = frozenset(ip for ip, _protocol, _port in self._served)
+        self._cluster_ips = frozenset(each.port.cluster_ip for each in family.ports)
 
     def frontend(self, address: str, protocol: str, port: int) -> Frontend | None:
         """The service port that takes traffic to a destination, if one does."""
@@ -117,6 +119,14 @@ class Traffic:
         if view is not None and self._takes_node_ports(address):
             return Frontend(view, Reach.NODE_PORT, address)
         return None
+
+    def unclaimed(self, address: str) -> str:
+        """What becomes of traffic to an address of a Service at a port that no Service has: refused or passed."""
+        if self._mode == "iptables" or self._is_own(address):
+            return "passed"
+        if self._mode == "ipvs":
+            return "refused" if address in self._addresses else "passed"
+        return "refused" if address in self._cluster_ips else "passed"
 
     def _takes_node_ports(self, address: str) -> bool:
         accepted = self._family.node_ports
@@ -215,7 +225,9 @@ class Traffic:
 
     def _replaced(self, endpoint: Endpoint, caller: Caller, masked: bool) -> bool:
         """Whether an endpoint sees another source; one that reaches itself must not see its own address."""
-        if endpoint.ip in self._own and not caller.is_node:
+        # In ipvs mode a node takes the addresses of Services for its own, also one that is another node's.
+        here = endpoint.ip in self._own or (self._mode == "ipvs" and endpoint.ip in self._addresses)
+        if here and not caller.is_node:
             return False  # the endpoint is a process of the node, so the packet does not leave
         itself = endpoint.ip == caller.source
         return masked or (itself and (self._mode == "iptables" or endpoint.node_name == self._node.facts.name))

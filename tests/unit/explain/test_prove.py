@@ -86,6 +86,8 @@ BREAKS = {
         "an endpoint that sees itself": without("hairpin-connections { 10.244.1.1 "),
         "no refusal": without("no-endpoint-services { 10.96.7.9|@cluster-ips reject"),
         "no jump": without("nat-prerouting jump"),
+        "no endpoint may call itself": without("@hairpin-connections masquerade"),
+        "a port that no Service has": without("@cluster-ips reject"),
         "a frontend of no Service": lambda text: text.replace("service-ips { 10.96.7.8 ", "service-ips { 10.96.7.80 "),
     },
     "ipvs": {
@@ -95,6 +97,9 @@ BREAKS = {
         "swapped servers": swapped("10.96.7.7:80", "10.96.7.8:80"),
         "an endpoint that sees itself": without("KUBE-LOOP-BACK 10.244.1.1,"),
         "an address that is not bound": without("addr add 10.96.7.7/32"),
+        "no endpoint may call itself": without("--match-set KUBE-LOOP-BACK dst,dst,src"),
+        "a port that no Service has": without("--match-set KUBE-IPVS-IPS dst -j REJECT"),
+        "a set that is not there": without("create KUBE-EXTERNAL-IP-LOCAL "),
     },
 }  # fmt: skip
 CASES = [pytest.param(mode, name, id=f"{mode}: {name}") for mode, found in BREAKS.items() for name in found]
@@ -135,7 +140,13 @@ def test_what_is_broken_is_found_beside_a_kernel(mode: str, name: str) -> None:
     asked = [
         (source, origin, (address, number, "tcp"))
         for source, origin in (("10.244.1.1", Origin.POD), ("192.0.2.1", Origin.OUTSIDE))
-        for address, number in (("10.96.7.7", 80), ("10.96.7.8", 80), ("10.96.7.9", 80), ("203.0.113.1", 80))
+        for address, number in (
+            ("10.96.7.7", 80),
+            ("10.96.7.7", 81),
+            ("10.96.7.8", 80),
+            ("10.96.7.9", 80),
+            ("203.0.113.1", 80),
+        )
     ]
     told = [
         explain(meant, {}, Sender(source, origin), meant.packet(source, to, origin), other)
