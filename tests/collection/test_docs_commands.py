@@ -33,7 +33,6 @@ def test_the_first_commands_of_the_page_on_approval_work_as_they_stand(
     content = yaml.safe_load(inventory.read_text())
     content["nodes"]["vars"] |= {
         "kube_proxy_cluster_dir": str(SHOP),
-        "kube_proxy_config": str(SHOP / "kube-proxy.yaml"),
         "kube_proxy_batches": ["100%"],
     }
     (tmp_path / "inventory").write_text(yaml.safe_dump(content))
