@@ -66,10 +66,10 @@ def test_a_kube_proxy_that_is_no_process_is_known_by_its_port_and_by_what_it_wri
     # As within k3s: nothing is called kube-proxy, but its metrics port is taken. On n2 it has just written a Service.
     chain = "KUBE-SVC-ABCDEFGH234567AB"
     second.run(["iptables", "-t", "nat", "-N", chain])
-    listening = first.enter(["busybox", "nc", "-l", "-p", "10249", "-s", "127.0.0.1"])
+    listening = first.enter(["busybox", "nc", "-l", "-p", "10249"])
     with subprocess.Popen(listening, stdin=subprocess.DEVNULL) as process:
         try:
-            wait_for(lambda: ":2809 " in first.run(["cat", "/proc/net/tcp"]).stdout)
+            wait_for(lambda: ":2809 " in first.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout)
             run = playbook("sync-services", inventory, tmp_path, check=False)
         finally:
             first.run(["kill", first.run(["pgrep", "-f", "[n]c -l -p 10249"]).stdout.split()[0]])
