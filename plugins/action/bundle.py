@@ -98,19 +98,15 @@ class ActionModule(ControlAction):
         if options["approval"] == "frontends" and not plan and not planning:
             clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
             snapshot = clusters[0][0]
-        configuration = self._configuration(options, directory, snapshot, approved)
+        configuration, settings = self._configuration(options, directory, snapshot, approved)
         choices = configuration.choices
-        # The approvers of a plan were told of its settings.
-        allowed = bool(approved) or options["allow_mode_change"]
-        kept = read_kept(directory.config)
-        settings = configuration.refuse_changes(kept, allowed=allowed)
         outcome = Outcome(warnings=configuration.warnings)
         for cluster, its in clusters:
             outcome.include(without_collection(partial(render, directory, cluster, choices, its)))
         outcome.warnings += waiting
-        modes = self._other_modes(directory, targets or (), choices.proxy.mode)
+        modes = _other_modes(directory, targets or (), choices.proxy.mode)
         outcome.warnings += announced(settings, modes, choices.proxy.mode)
-        if not allowed:
+        if not approved and not options["allow_mode_change"]:
             outcome.errors.update({host: other_mode(had, choices.proxy.mode) for host, had in modes.items()})
             outcome.stale = sorted({*outcome.stale, *modes})
         if targets is not None:
@@ -172,21 +168,13 @@ class ActionModule(ControlAction):
 
     def _configuration(
         self, options: dict[str, Any], directory: WorkDirectory, snapshot: Path, approved: approval.Approval | None
-    ) -> Configuration:
-        """What holds in this run: as it is told, as the plan has it, as the last run left it, as the cluster has it."""
+    ) -> tuple[Configuration, tuple[str, ...]]:
+        """What holds in this run, and what of it is not as in the last one; or OtherSettings."""
         plan = Kept.read(approved.plan.get("configuration")) if approved else None
         kept = read_kept(directory.config)
-        return Configuration.of(options, kept=kept, cluster=peek_configuration(snapshot), plan=plan)
-
-    @staticmethod
-    def _other_modes(directory: WorkDirectory, targets: Iterable[Target], mode: str) -> dict[str, str]:
-        """Hosts that have something applied in another mode, and that mode."""
-        found = {}
-        for each in targets:
-            status = (directory.answer(each.host) or {}).get("status") or {}
-            if each.recorded and status.get("mode") not in (None, "", mode):
-                found[each.host] = str(status["mode"])
-        return found
+        found = Configuration.of(options, kept=kept, cluster=peek_configuration(snapshot), plan=plan)
+        # Whoever approved a plan was told of its settings.
+        return found, found.refuse_changes(kept, allowed=bool(approved) or options["allow_mode_change"])
 
     def _approved(self, plan: Path | None, options: Mapping[str, Any]) -> approval.Approval | None:
         """The plan to follow, if enough have agreed to it."""
@@ -248,6 +236,16 @@ class ActionModule(ControlAction):
             "hosts": plain(self.task_vars.get("ansible_play_hosts_all") or []),
             **({"batches": as_batches(batches, "kube_proxy_batches")} if batches else {}),
         }
+
+
+def _other_modes(directory: WorkDirectory, targets: Iterable[Target], mode: str) -> dict[str, str]:
+    """Hosts that have something applied in another mode, and that mode."""
+    found = {}
+    for each in targets:
+        status = (directory.answer(each.host) or {}).get("status") or {}
+        if each.recorded and status.get("mode") not in (None, "", mode):
+            found[each.host] = str(status["mode"])
+    return found
 
 
 def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, str]]:

@@ -29,6 +29,15 @@ def sync(inventory: Path, work: Path, *arguments: str, name: str = "sync-service
     return playbook(name, inventory, work, *arguments, variables=given, check=check)
 
 
+def with_config_map(folder: Path, config: dict[str, Any]) -> Path:
+    """The shop, with the configuration of its kube-proxy as kubeadm keeps it."""
+    shutil.copytree(SHOP, folder)
+    metadata = {"name": "kube-proxy", "namespace": "kube-system"}
+    found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    (folder / "configmap.json").write_text(json.dumps({**found, "data": {"config.conf": yaml.safe_dump(config)}}))
+    return folder
+
+
 def test_a_run_that_forgets_the_configuration_changes_nothing_and_another_is_refused(
     nodes: Lab, inventory: Path, tmp_path: Path
 ) -> None:
@@ -78,11 +87,7 @@ def test_a_fresh_control_host_does_not_change_the_mode_of_nodes(inventory: Path,
     assert "  n1 failed: has mode nftables and would get mode iptables" in refused.summary[1]
     assert "no configuration was given: 1" in refused.summary
     # With the ConfigMap of the cluster among its files, it has what the nodes have.
-    cluster = tmp_path / "cluster"
-    shutil.copytree(SHOP, cluster)
-    metadata = {"name": "kube-proxy", "namespace": "kube-system"}
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    (cluster / "configmap.json").write_text(json.dumps({**config, "data": {"config.conf": yaml.safe_dump(NFTABLES)}}))
+    cluster = with_config_map(tmp_path / "cluster", NFTABLES)
     own = {"kube_proxy_dir": str(tmp_path / "own"), "kube_proxy_cluster_dir": str(cluster)}
     run = sync(inventory, tmp_path, kube_proxy_config="cluster", **own)
     assert run.changed == dict.fromkeys(ALL, 0)

@@ -15,6 +15,7 @@ from tests.lab import Lab
 from tests.node.signing import new_key
 
 from .play import ROOT, SHOP, ansible_environment, playbook
+from .test_configuration import CONFIG, with_config_map
 from .test_sync import ALL, rules
 
 pytestmark = pytest.mark.slow
@@ -32,8 +33,8 @@ def test_the_first_commands_of_the_page_on_approval_work_as_they_stand(
 ) -> None:
     content = yaml.safe_load(inventory.read_text())
     content["nodes"]["vars"] |= {
-        "kube_proxy_cluster_dir": str(SHOP),
-        "kube_proxy_config": str(SHOP / "kube-proxy.yaml"),
+        # The configuration is that of its kube-proxy.
+        "kube_proxy_cluster_dir": str(with_config_map(tmp_path / "cluster", CONFIG)),
         "kube_proxy_batches": ["100%"],
     }
     (tmp_path / "inventory").write_text(yaml.safe_dump(content))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,18 +64,16 @@ def test_a_kube_proxy_that_is_no_process_is_known_by_its_port_and_by_what_it_wri
     first, second = nodes.node("n1"), nodes.node("n2")
     playbook("sync-services", inventory, tmp_path)
     # As within k3s: nothing is called kube-proxy, but its metrics port is taken. On n2 it has just written a Service.
-    listening = (
-        "import socket, time; s = socket.create_server(('127.0.0.1', 10249)); print(flush=True); time.sleep(600)"
-    )
     chain = "KUBE-SVC-ABCDEFGH234567AB"
     second.run(["iptables", "-t", "nat", "-N", chain])
-    with subprocess.Popen(first.enter([sys.executable, "-c", listening]), stdout=subprocess.PIPE) as process:
+    listening = first.enter(["busybox", "nc", "-l", "-p", "10249"])
+    with subprocess.Popen(listening, stdin=subprocess.DEVNULL) as process:
         try:
-            assert process.stdout is not None
-            process.stdout.readline()
+            wait_for(lambda: ":2809 " in first.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout)
             run = playbook("sync-services", inventory, tmp_path, check=False)
         finally:
-            process.kill()
+            first.run(["kill", first.run(["pgrep", "-f", "[n]c -l -p 10249"]).stdout.split()[0]])
+            process.wait(10)
     assert run.code == 2
     assert run.summary[0] == "3 nodes: 0 changed, 1 unchanged, 2 failed"
     assert "no process of that name is seen, but its metrics port 10249 is taken" in run.summary[1]

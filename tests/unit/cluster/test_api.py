@@ -19,6 +19,7 @@ from agentless_kube_proxy.cluster.api import (
     Api,
     Expired,
     Forbidden,
+    Malformed,
     NotServed,
     Unauthorized,
     Unreachable,
@@ -393,3 +394,39 @@ def test_a_line_in_a_million_pieces_is_read_once() -> None:
     assert time.monotonic() - began < 5
     with pytest.raises(TransportError, match="a line has more than"):
         list(_lines(b"x" * 1_000_000 for _ in range(100)))
+
+
+CONFIG_MAP = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
+
+
+def test_the_configuration_of_a_kube_proxy_is_one_object(server: Server) -> None:
+    server.once(Answer(body={"kind": "ConfigMap", "data": {"config.conf": "mode: nftables\n"}}), CONFIG_MAP)
+    with connected(server) as api:
+        assert api.configuration_if("must") == "mode: nftables\n"
+        assert api.configuration_if("") == ""
+    assert server.asked == [(CONFIG_MAP, {})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (status(404, 'configmaps "kube-proxy" not found'), NotServed),
+        (status(403, "no"), Forbidden),
+        (Answer(body={"kind": "ConfigMap", "data": {"other": "x"}}), NotServed),
+    ],
+    ids=["none", "forbidden", "another key"],
+)
+def test_a_configuration_that_cannot_be_had_is_an_error_where_it_was_asked_for(
+    server: Server, answer: Answer, error: type[Exception]
+) -> None:
+    server.once(answer, CONFIG_MAP, times=2)
+    with connected(server) as api:
+        assert api.configuration_if("may") == ""
+        with pytest.raises(error, match=r"kube-system/(configmaps/)?kube-proxy"):
+            api.configuration_if("must")
+
+
+def test_a_server_that_is_broken_has_no_configuration_that_could_be_left_out(server: Server) -> None:
+    server.once(Answer(body={"kind": "ConfigMap"}), CONFIG_MAP)
+    with connected(server) as api, pytest.raises(Malformed):
+        api.configuration_if("may")
