@@ -39,7 +39,7 @@
       this.plan = data.plan[this.key] || "";
     }
     get outside() { return this.ports.flatMap((port) => port.fr.filter(([, kind]) => kind !== "cluster IP")); }
-    get ips() { return unique(this.ports.map((port) => port.fr[0][0].slice(0, port.fr[0][0].lastIndexOf(":")))); }
+    get ips() { return unique(this.ports.map((port) => port.fr[0][0].slice(0, port.fr[0][0].lastIndexOf(":")).replace(/[[\]]/g, ""))); }
     get titles() { return unique(this.ports.map((port) => port.t)); }
   }
   const services = data.services.map((each, position) => new Service(each, position));
