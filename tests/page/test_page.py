@@ -203,7 +203,7 @@ def test_services_are_found_by_what_is_known_of_them_filtered_and_ordered(
         chrome.open(page, f"services/{query}")
         assert names() == found, query
     chrome.open(page, "services/zzz")
-    assert "Nothing matches “zzz”" in text(chrome, "#services tbody")
+    assert 'Nothing matches "zzz"' in text(chrome, "#services tbody")
     chrome.evaluate("document.querySelector('#services .empty button').click()")
     assert len(names()) == 8
     chrome.evaluate(

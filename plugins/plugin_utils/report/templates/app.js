@@ -155,7 +155,7 @@
     function nothing() {
       const filtered = state.filters.size ? (state.query ? " with these filters" : "these filters") : "";
       return element("div", {className: "empty"}, element("b", {}, `No ${options.one}`), "Nothing matches ",
-        state.query ? element("span", {className: "mono"}, `“${state.query}”`) : "", filtered, ". ",
+        state.query ? element("span", {className: "mono"}, `"${state.query}"`) : "", filtered, ". ",
         element("button", {type: "button", className: "btn", onclick: clear}, "Clear"));
     }
 
