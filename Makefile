@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test soak fuzz matrix sanity demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test soak fuzz matrix sanity pictures demo bench controlplane conformance record-goldens clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -54,6 +54,9 @@ matrix: packages  ## a sync and a scenario with Python 3.11 to 3.13 and ansible-
 sanity: setup  ## what is shipped, as ansible-test sees it
 	@.ci/ansible-test sanity
 	@.ci/ansible-test units
+
+pictures: setup  ## docs/images anew, taken of the pages in Chromium
+	@AKP_WRITE_DOCS=1 $(BIN)/pytest -q tests/page
 
 demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
 	@$(BIN)/python -m tests.lab.demo $(ARGS)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.choices import Choices
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import read_record, snapshot_of
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.snapshot import Snapshot
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.configuration import Configuration, read_kept
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.files import write_atomic
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.report.changes import plan_of
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.report.collect import About, collect
@@ -61,12 +61,13 @@ def _plan(directory: WorkDirectory, options: Mapping[str, Any]) -> str:
 
 def _cluster(name: str, directory: WorkDirectory, options: Mapping[str, Any]) -> str:
     file = _path(options, "snapshot") or directory.snapshot
-    snapshot, source = Snapshot((), (), (), ()), "not read: there is no snapshot yet"
+    snapshot, source, configuration = Snapshot((), (), (), ()), "not read: there is no snapshot yet", ""
     if file.is_file():
         record = read_record(file)
-        snapshot, source = snapshot_of(record), record.source or "files"
+        snapshot, source, configuration = snapshot_of(record), record.source or "files", record.configuration
+    choices = Configuration.of(options, kept=read_kept(directory.config), cluster=configuration).choices
     about = About(name, source, directory, _path(options, "plan"), _path(options, "allowed_signers"))
-    return report_page(collect(snapshot, Choices.of(options), directory.gathered(), about))
+    return report_page(collect(snapshot, choices, directory.gathered(), about))
 
 
 def _path(options: Mapping[str, Any], name: str) -> Path | None:

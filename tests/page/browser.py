@@ -119,7 +119,7 @@ class Browser:
         """A PNG of the page, or of what the window shows of it."""
         width = self.evaluate("innerWidth")
         if whole:
-            self.resize(width, min(most, self.evaluate("Math.ceil(document.documentElement.scrollHeight)")))
+            self.resize(width, min(most, self.evaluate("document.body.offsetHeight")))
             self.painted()
         return base64.b64decode(self("Page.captureScreenshot", format="png")["data"])
 

@@ -188,6 +188,34 @@ def test_freshness_is_drawn_for_nodes_that_had_a_bad_moment(chrome: Browser, pag
     kept("report-freshness", chrome.picture(), tmp_path)
 
 
+def test_services_are_found_by_what_is_known_of_them_filtered_and_ordered(
+    chrome: Browser, page: Path, tmp_path: Path
+) -> None:
+    def names() -> list[str]:
+        return texts(chrome, "#services tbody .name a")
+
+    for query, found in (
+        ("10.96.10.2", ["shop/checkout"]),
+        ("catalog-2", ["shop/catalog"]),
+        ("30443", ["shop/checkout"]),
+        ("loadbalancer n1", ["shop/frontend"]),
+    ):
+        chrome.open(page, f"services/{query}")
+        assert names() == found, query
+    chrome.open(page, "services/zzz")
+    assert 'Nothing matches "zzz"' in text(chrome, "#services tbody")
+    chrome.evaluate("document.querySelector('#services .empty button').click()")
+    assert len(names()) == 8
+    chrome.evaluate(
+        "[...document.querySelectorAll('#services .chip')].find(e => /outside/.test(e.textContent)).click()"
+    )
+    assert names() == ["shop/admin", "shop/checkout", "shop/frontend"]
+    chrome.evaluate("[...document.querySelectorAll('#services th button')].pop().click()")
+    assert names()[0] == "shop/admin", "it has the fewest endpoints"
+    assert chrome.evaluate("[...document.querySelectorAll('#services th')].pop().ariaSort") == "ascending"
+    kept("report-services", chrome.picture(), tmp_path)
+
+
 def test_the_keyboard_alone_finds_and_opens_a_service(chrome: Browser, page: Path) -> None:
     chrome.open(page)
     chrome.press("/")

@@ -21,7 +21,6 @@ from ..publish.store import Publication, Terms
 from ..texts import visible
 from .console import Progress, UsageError, report_left_out
 from .options import add_facts
-from .options import add_facts
 from .render import add_input_options, add_rule_options, gathered_facts, settings_of
 
 _DESCRIPTION = """\

@@ -18,7 +18,7 @@ with --dir also its nodes, the plan that waits, the ledger, and how fresh nodes 
 can be mailed.
 
   akp report --cluster cluster --config kube-proxy.yaml -o report.html
-  akp report --dir ~/.akp/production --config kube-proxy.yaml -o report.html
+  akp report --dir ~/.akp/production -o report.html
 """
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 from ..bundle.compare import Change
 from ..bundle.release import InvalidRelease, parse_release
 from ..plan.approval import NotApproved, plan_file, plan_release, read_plan, signatures, signers
+from ..plan.groups import Group
 from ..plan.removal_limit import shown
-from ..plan.report import MOST_CHANGES, tally
+from ..plan.report import tally
 from ..tasks.directory import WorkDirectory, read_json
 from .words import at_home, counted
 
@@ -108,8 +108,8 @@ def plan_of(file: Path, directory: WorkDirectory | None = None, allowed: Path | 
         return None
     found = signatures(file)
     hosts: Mapping[str, Mapping[str, Any]] = content["hosts"]
-    every = list(_changes(hosts))
-    counted_ = tally(change for change, _having in every)
+    every = list(_changes(content))
+    counted_ = tally(change for change, _having in every if change.protocol)
     merged = sorted((_planned(*each, len(hosts)) for each in every), key=_order)
     return Plan(
         file=at_home(file),
@@ -147,21 +147,14 @@ def _state(file: Path, content: Mapping[str, Any], directory: WorkDirectory | No
     return "waits" if any(each.get("changed") for each in content["hosts"].values()) else "changes nothing"
 
 
-def _changes(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Change, list[str]]]:
+def _changes(content: Mapping[str, Any]) -> Iterator[tuple[Change, Sequence[str]]]:
     """What happens on many hosts is told once, with those hosts."""
-    found: dict[str, tuple[Change, list[str]]] = {}
-    for host, each in sorted(hosts.items()):
-        if not each.get("changed"):
-            continue
-        told = [*(each.get("frame") or ()), *(each.get("changes") or ())]
-        for one in told or [{"action": "changed", "service": "rules of no Service"}]:
-            fields = {key: str(one.get(key) or "") for key in ("action", "service", "port", "protocol", "family")}
-            change = Change(**fields, details=tuple(one.get("details") or ()))
-            found.setdefault(json.dumps(one, sort_keys=True), (change, []))[1].append(host)
-        if len(each.get("changes") or ()) == MOST_CHANGES:
-            more = Change("changed", "more, which the plan does not list", "", "", "", ())
-            found.setdefault("more", (more, []))[1].append(host)
-    yield from found.values()
+    groups = [Group.of(each) for each in content.get("changes") or ()]
+    told = {host for each in groups for host in each.hosts}
+    untold = sorted(host for host, each in content["hosts"].items() if each.get("changed") and host not in told)
+    for group in (*groups, *([Group(tuple(untold), ())] if untold else [])):
+        for change in group.changes or (Change("changed", "rules of no Service", "", "", "", ()),):
+            yield change, group.hosts
 
 
 def _planned(change: Change, having: Sequence[str], total: int) -> Planned:

@@ -34,6 +34,7 @@ STATES = {
     "failed": State("failed", "The last change did not succeed. The node keeps what it had."),
     "drift": State("drift", "Rules of the node were changed by something else."),
 }
+_MOST_DIFFERENCES = 3
 RANKS = {name: rank for rank, name in enumerate(STATES)}
 
 
@@ -153,8 +154,9 @@ def _drift(status: Mapping[str, Any]) -> str:
     if not differences:
         said = {"flushed": "all of it is gone", "partial": "parts of it are gone", "foreign": "other rules are there"}
         return said.get(str(status.get("state")), "its rules are not as they were left")
-    more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
-    return difference_text(differences[0]) + more
+    told = "; ".join(map(difference_text, differences[:_MOST_DIFFERENCES]))
+    more = len(differences) - _MOST_DIFFERENCES
+    return f"{told}; and {more:,} more" if more > 0 else told
 
 
 def verdict(rows: Iterable[NodeRow]) -> tuple[str, str]:

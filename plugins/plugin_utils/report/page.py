@@ -202,7 +202,7 @@ def _findings(report: Report) -> Iterator[Finding]:
         yield Finding("off", "empty", f"{name} has no endpoints", "Callers are refused.", f"#service/{name}")
     if len(empty) > 3:
         rest = f"{len(empty) - 3:,} more Services have no endpoints"
-        yield Finding("off", "empty", rest, "The filter “without endpoints” lists them.", "#services")
+        yield Finding("off", "empty", rest, "The filter 'without endpoints' lists them.", "#services")
 
 
 def _left_out(report: Report) -> list[str]:

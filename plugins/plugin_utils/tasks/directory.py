@@ -11,6 +11,7 @@
     config.json       the configuration of the last run, for the next one
     held/HOST.jsonl   the Services of what the host was given last
     frontends/        what each generation serves, to tell what a change means before it is made
+    freshness.json    when nodes were last confirmed, and history.jsonl, how that changed
     ledger.jsonl      what was done to which node
     approved.json     the cluster of the last plan that was approved, and carried out on all of its hosts
     followed.json     what that plan gave them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from agentless_kube_proxy.bundle.program import part_program
 from agentless_kube_proxy.cluster.record import Listing, Record
 from agentless_kube_proxy.cluster.trigger import trigger_text, trigger_time
+from agentless_kube_proxy.plan import history
 from agentless_kube_proxy.plan.metrics import PROGRAMMING, Freshness, note_run
 from agentless_kube_proxy.tasks.directory import WorkDirectory, write_json
 from agentless_kube_proxy.tasks.notes import CONTROL, Note, Pushed, SnapshotRead
@@ -143,3 +145,62 @@ def test_the_alerts_of_the_examples_are_about_metrics_that_exist(directory: Work
     assert len(asked) == 7
     told = part_program("metrics").replace('SYNC "_', "kubeproxy_sync_proxy_rules_")
     assert all(name in ours or name in told for name in asked), asked - ours
+
+
+def queries() -> list[str]:
+    """What the panels of the dashboard ask for, with values for what Grafana fills in."""
+    dashboard = json.loads((ALERTS / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return [each.replace("$__rate_interval", "5m").replace("$cluster", ".*") for each in asked]
+
+
+def test_the_dashboard_asks_prometheus_what_it_understands(tmp_path: Path) -> None:
+    rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(queries())]
+    assert len(rules) >= 12
+    file = tmp_path / "dashboard.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dashboard_is_about_metrics_and_labels_that_a_run_writes(directory: WorkDirectory) -> None:
+    snapshot = CONTROL, SnapshotRead(98.0, 99.0, triggered=[99.0])
+    run(directory, snapshot, push("n1", 100.0, changed=True), push("n2", 101.0, failed="unreachable: no route"))
+    run(directory, snapshot, push("n1", 102.0, changed=True), push("n2", 103.0))
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families((directory.path / "akp_shop.prom").read_text()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    told = part_program("metrics")
+    for query in queries():
+        for name, selector in re.findall(r"\b((?:akp|kubeproxy)_\w+)(?:\{(.*?)\})?", query):
+            assert name in labels or name in told, name
+            for label in re.findall(r"(\w+)[=!]~?", selector):
+                assert label in labels[name], (name, label)
+        by = {label for each in re.findall(r"by \(([^)]*)\)", query) for label in each.split(", ")}
+        assert by <= set().union(*labels.values()), query
+    shown = set(re.findall(r"\{\{(\w+)\}\}", (ALERTS / "dashboard.json").read_text()))
+    assert shown <= {"cluster", "node"}
+
+
+def test_the_history_tells_when_nodes_were_not_as_intended(directory: WorkDirectory) -> None:
+    start = time.time() - 10_000  # older than a month would be forgotten
+    with Freshness(directory, "shop") as fresh:
+        fresh.confirmed("n1", "n1", "a", start + 1000)
+        fresh.confirmed("n2", "n2", "a", start + 1000)
+    with Freshness(directory, "shop") as fresh:
+        fresh.confirmed("n1", "n1", "a", start + 1300)
+        fresh.confirmed("n2", "n2", "a", start + 4000)
+    found = history.segments(directory.path / history.FILE, ["n1", "n2", "n3"], start + 500, start + 5000)
+    assert found["n1"] == [(start + 500, start + 1000, "unknown"), (start + 1000, start + 5000, "current")]
+    assert found["n2"][1:] == [
+        (start + 1000, start + 1900, "current"),
+        (start + 1900, start + 4000, "old"),
+        (start + 4000, start + 5000, "current"),
+    ]
+    assert found["n3"] == [(start + 500, start + 5000, "unknown")]
+    with Freshness(directory, "shop") as fresh:
+        fresh.failed("n1", "n1", "unreachable: no route to host")
+    last = (directory.path / history.FILE).read_text().splitlines()[-2:]
+    states = {json.loads(line)["state"] for line in last}
+    assert states == {"old", "unreached"}, "it was old before it was found out"

@@ -39,7 +39,7 @@
       this.plan = data.plan[this.key] || "";
     }
     get outside() { return this.ports.flatMap((port) => port.fr.filter(([, kind]) => kind !== "cluster IP")); }
-    get ips() { return unique(this.ports.map((port) => port.fr[0][0].slice(0, port.fr[0][0].lastIndexOf(":")))); }
+    get ips() { return unique(this.ports.map((port) => port.fr[0][0].slice(0, port.fr[0][0].lastIndexOf(":")).replace(/[[\]]/g, ""))); }
     get titles() { return unique(this.ports.map((port) => port.t)); }
   }
   const services = data.services.map((each, position) => new Service(each, position));
@@ -155,7 +155,7 @@
     function nothing() {
       const filtered = state.filters.size ? (state.query ? " with these filters" : "these filters") : "";
       return element("div", {className: "empty"}, element("b", {}, `No ${options.one}`), "Nothing matches ",
-        state.query ? element("span", {className: "mono"}, `“${state.query}”`) : "", filtered, ". ",
+        state.query ? element("span", {className: "mono"}, `"${state.query}"`) : "", filtered, ". ",
         element("button", {type: "button", className: "btn", onclick: clear}, "Clear"));
     }
 
