@@ -268,6 +268,7 @@ _OPTIONS: dict[str, Callable[[_Parser], Test | None]] = {
     "-i": _Parser.interface,
     "--dport": _Parser.port,
     "--ctstate": _Parser.states,
+    "--state": _Parser.states,
     "--src-type": _Parser.source_type,
     "--dst-type": _Parser.destination_type,
     "--mark": _Parser.mark,
