@@ -44,7 +44,7 @@ options:
       - The mode of the node program. A node has one of the mode that its bundles have.
       - If not given, the variable C(kube_proxy_mode) holds.
     type: str
-    choices: [iptables, ipvs, nftables]
+    choices: [iptables, ipvs, nftables, userspace]
     default: iptables
   parts:
     description:

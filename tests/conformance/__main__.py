@@ -14,7 +14,7 @@ import yaml
 
 from tests.controlplane import DEFAULT_MINOR, binaries
 
-from . import draw, goldens, history
+from . import draw, goldens, history, userspace
 from .report import Report
 from .run import Settings, run, stop_on_term
 from .windows import run as windows
@@ -120,4 +120,4 @@ def _items(document: Any) -> list[draw.Object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(userspace.main(sys.argv[2:]) if sys.argv[1:2] == ["userspace"] else main())

@@ -17,6 +17,8 @@ from .draw import Cluster
 from .side import Namespace, Side
 
 if TYPE_CHECKING:
+    from tests.controlplane import ControlPlane
+
     from .twin import Twin
 
 FOLDER = Path(__file__).with_name("goldens")
@@ -25,6 +27,7 @@ SEEDS = {
     "iptables": (279, 11, 89, 238, 265, 131, 183, 78),
     "nftables": (73, 97, 2, 273, 10, 292, 282, 179),
     "ipvs": (58, 112, 185, 87),
+    "userspace": (1, 2, 3, 5, 9),
 }
 # Set by the API server at each creation. Only one of them is read, where Services claim the same, and here none do.
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
@@ -35,9 +38,7 @@ def record(folder: Path, twin: Twin, cluster: Cluster) -> Path:
     target = folder / f"{cluster.mode}-{cluster.seed}"
     shutil.rmtree(target, ignore_errors=True)
     (target / "cluster").mkdir(parents=True)
-    for file in sorted(twin.plane.export(twin.folder / "cluster").glob("*.json")):
-        content = _steady(json.loads(file.read_text()))
-        (target / "cluster" / file.name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    keep_cluster(twin.plane, twin.folder, target)
     for name in ("config.json", "facts.json"):
         content = json.loads((twin.folder / name).read_text())
         (target / name).write_text(json.dumps(content, indent=1) + "\n")
@@ -47,6 +48,13 @@ def record(folder: Path, twin: Twin, cluster: Cluster) -> Path:
     (target / "kernel.txt").write_text(dump(state))
     (target / "kube-proxy").write_text(f"{twin.version} {cluster.mode} {cluster.node}\n")
     return target
+
+
+def keep_cluster(plane: ControlPlane, folder: Path, target: Path) -> None:
+    """The cluster as the API server has it, without what is another at each creation."""
+    for file in sorted(plane.export(folder / "cluster").glob("*.json")):
+        content = _steady(json.loads(file.read_text()))
+        (target / "cluster" / file.name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def pristine_sysctls(side: Side) -> tuple[str, ...]:

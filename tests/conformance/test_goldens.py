@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agentless_kube_proxy.proxy.compat import DEFAULT_COMPAT
 
 from tests.controlplane import netns
 
-from . import goldens, kernel
+from . import goldens, kernel, portals, userspace
 from .side import Namespace
 
 AKP = Path(sys.executable).with_name("akp")
@@ -33,10 +34,10 @@ def namespace() -> Iterator[str]:
 
 
 @functools.cache
-def rendered(golden: Path) -> Path:
+def rendered(golden: Path, compat: str = "") -> Path:
     """The bundle that we make of a golden's cluster; made once, gone with the process."""
     version, _, node = (golden / "kube-proxy").read_text().split()
-    minor = ".".join(version.removeprefix("v").split(".")[:2])
+    minor = compat or ".".join(version.removeprefix("v").split(".")[:2])
     out = tempfile.mkdtemp(prefix="akp-goldens-")
     atexit.register(shutil.rmtree, out, ignore_errors=True)
     render = [str(AKP), "render", "--node", node, "--compat", minor, "--output", out]
@@ -51,7 +52,9 @@ def recorded(*modes: str) -> list[Path]:
 
 
 def test_goldens_are_there() -> None:
-    assert {path.name.partition("-")[0] for path in goldens.recorded()} == {"iptables", "nftables", "ipvs"}
+    assert {path.name.partition("-")[0] for path in goldens.recorded()} == {
+        "iptables", "nftables", "ipvs", "userspace",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("golden", recorded("iptables", "nftables"), ids=lambda path: path.name)
@@ -61,6 +64,16 @@ def test_recorded(golden: Path, namespace: str, tmp_path: Path) -> None:
     netns.run(namespace, "env", f"AKP_STATE={tmp_path}/state", "sh", f"{bundle}/akp-node", "apply", f"{bundle}")
     ours = kernel.canonical(kernel.read(Namespace(namespace), mode), mode)
     found = kernel.differences(goldens.expected(golden, untouched), ours)
+    assert not found, "\n".join(str(difference) for difference in found)
+
+
+@pytest.mark.parametrize("golden", recorded("userspace"), ids=lambda path: path.name)
+def test_recorded_userspace(golden: Path, namespace: str) -> None:
+    """Of kube-proxy 1.25, in the one family that its node had; proxy ports are named by their service ports."""
+    bundle, expected = rendered(golden, compat=DEFAULT_COMPAT), goldens.load((golden / "kernel.txt").read_text())
+    (tool,) = {name.split()[0] for name in expected}
+    rules = (bundle / f"{tool}.rules").read_text()
+    found = kernel.differences(expected, portals.canonical(userspace.loaded(rules, tool, namespace), tool))
     assert not found, "\n".join(str(difference) for difference in found)
 
 

@@ -62,11 +62,16 @@ class Host:
         return self.directory / "state"
 
     @property
+    def proxies(self) -> Path:
+        """Where the proxies of userspace mode have their files; the name of a socket must be short."""
+        return Path("/run") / f"{self.name}-proxies"
+
+    @property
     def environment(self) -> dict[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith("AKP_")}
         env |= {"AKP_STATE": str(self.state), "AKP_ETC": str(self.directory / "etc")}
         env |= {"AKP_RUN": str(self.directory / "run"), "AKP_IPTABLES": self.flavour, "LANG": "C"}
-        env["AKP_VERIFY"] = str(VERIFY)
+        env |= {"AKP_VERIFY": str(VERIFY), "AKP_PROXY": str(self.proxies)}
         env |= {"XTABLES_LOCKFILE": str(self.directory / "xtables.lock"), "TMPDIR": str(self.directory)}
         if self.shell == "busybox":
             env["PATH"] = f"{self._applets()}:{env['PATH']}"

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 
 from ..addresses import Family, endpoint_text, family_of, host_cidr, is_loopback
 from ..proxy.compat import Compat
-from ..proxy.endpoints import Endpoint
 from ..proxy.port_view import PortView
 from ..proxy.view import FamilyView, NodeView
 from .common import SERVICES, conntrack_sysctls, forget_views, owner_of, record_line, shared_frame
@@ -125,20 +124,10 @@ class _PortText:
             SERVICES: record_line(port, view.selection.cluster, view.selection.local, self._proxy_port),
         }
         return fragment(
-            owner_of(view)._replace(idle=not self._endpoints()),
+            owner_of(view)._replace(idle=not view.proxied),
             [(obj, text) for obj, text in lines.items() if text],
             (),
         )
-
-    def _endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints that the proxy takes in turn.
-
-        It cannot tell traffic of the cluster from other traffic, so it keeps to the node's own endpoints only where
-        all traffic has to.
-        """
-        port, selection = self._port, self._view.selection
-        external_local = port.external_policy_local or not port.externally_accessible
-        return selection.local if port.internal_policy_local and external_local else selection.cluster
 
     def _portals(self) -> tuple[str, str]:
         """The rules for traffic to addresses of the Service: from elsewhere, and from the node itself."""
@@ -197,13 +186,13 @@ class _PortText:
             lines.append(f"    stick-table type {kind} size 100k expire {port.sticky_seconds}s peers akp\n")
             lines.append("    stick on src\n")
         # Names that do not depend on the order: clients keep their endpoint when others come and go.
-        lines += [f"    server {e.ip}:{e.port} {e.text}\n" for e in self._endpoints()]
+        lines += [f"    server {e.ip}:{e.port} {e.text}\n" for e in self._view.proxied]
         return "".join(lines)
 
     def _nginx(self) -> str:
         """A proxy for UDP; none without endpoints, as nginx knows no upstream without servers."""
         port, ipv4 = self._port, self._context.family is Family.IPV4
-        endpoints = self._endpoints()
+        endpoints = self._view.proxied
         if not endpoints:
             return ""
         # A colon would begin the port of a host.

@@ -15,17 +15,17 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 PROGRAM = "akp-node"
-# What a node of a mode needs beside the core; ipvs mode has iptables rules as well.
+# What a node of a mode needs beside the core; ipvs and userspace mode have iptables rules as well.
 MODES = {
     "iptables": ("iptables",),
     "nftables": ("nftables",),
     "ipvs": ("iptables", "ipvs"),
-    "userspace": ("userspace",),
+    "userspace": ("iptables", "userspace"),
 }
 PARTS = ("pull", "health", "metrics", "verify")
 
-# What a part names and a mode has no use for: rules of ipvs mode have shapes of their own.
-_UNUSED = {"ipvs": ("iptables_shapes",)}
+# What a part names and a mode has no use for: their rules have shapes of their own.
+_UNUSED = {"ipvs": ("iptables_shapes",), "userspace": ("iptables_shapes",)}
 
 _MAIN = "90-"  # parts of the core from here on come last
 _ALONE = "# shellcheck shell=sh "  # a part alone does not know what the others set and use

@@ -20,11 +20,11 @@ from ..explain.intent import Intent
 from ..explain.prove import Ends, Proof, Prover, disagreements
 from ..explain.question import known_node
 from ..explain.ruleset import read_directory
-from ..proxy.config import MODES
 from ..texts import visible
 from .console import UsageError
 from .source import Source, add_options
 
+_ALIKE = ("iptables", "ipvs", "nftables")  # modes that do the same, where they do not differ by design
 _DESCRIPTION = """\
 Proves, for every frontend of every node and every kind of source, that rules do what was decided: no packet to a
 Service leaves for an address that its EndpointSlices do not name, and a policy Local keeps to its node. Then that the
@@ -119,11 +119,15 @@ def _of_modes(work: _Work) -> Iterator[Claim]:
     """The rules of the configured mode, and that the others do the same; each mode in a process of its own."""
     global _work
     _work = work
-    modes = sorted(MODES, key=lambda mode: mode != work.choices.proxy.mode)
+    chosen = work.choices.proxy.mode
+    # What proxies in user space do, and what Windows does, no other mode does.
+    modes = sorted(_ALIKE, key=lambda mode: mode != chosen) if chosen in _ALIKE else [chosen]
     with multiprocessing.get_context("fork").Pool(min(len(modes), multiprocessing.cpu_count())) as pool:
         found = dict(zip(modes, pool.map(_prove, modes, chunksize=1), strict=True))
     ends = found[modes[0]][1]
     yield of_rules([proof for proof, _ends in found.values()], f"modes {', '.join(modes)}")
+    if not modes[1:]:
+        return
     other = (each for mode in modes[1:] for each in disagreements(ends, found[mode][1]))
     yield Claim(
         "modes", f"{modes[0]} beside {' and '.join(modes[1:])}, where they do not differ by design", told(other)

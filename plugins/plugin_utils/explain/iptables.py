@@ -53,7 +53,9 @@ class Rule:
         self.certain = chance == 1
         self.target = target
         self.leaves = leaves  # goto: the target returns to where this chain was called
-        self.place = _place(options["--to-destination"]) if target == "DNAT" else ("", 0)
+        self.place = (
+            _place(options["--to-destination"]) if target == "DNAT" else ("", int(options.get("--to-ports", 0)))
+        )
         self.remark = _masked(options["--set-xmark"]) if target == "MARK" else (0, 0)
 
 
@@ -282,6 +284,7 @@ _OPTIONS: dict[str, Callable[[_Parser], Test | None]] = {
     "-i": _Parser.interface,
     "--dport": _Parser.port,
     "--ctstate": _Parser.states,
+    "--state": _Parser.states,
     "--src-type": _Parser.source_type,
     "--dst-type": _Parser.destination_type,
     "--mark": _Parser.mark,

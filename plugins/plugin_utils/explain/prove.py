@@ -280,10 +280,10 @@ class _Family:
         )
 
     def _hairpins(self) -> None:
-        """In other modes, sets say which endpoints of this node may call themselves."""
+        """In ipvs and nftables mode, sets say which endpoints of this node may call themselves."""
         held = set(_self_callers(self._walker))
         node = self._place.view.facts.name
-        if self._mode == "iptables":
+        if self._mode in ("iptables", "userspace"):
             return
         for view in self._view.local_ports:
             for each in view.selection.all:

@@ -35,7 +35,9 @@ class Ruleset:
             return self.told
         if any(self._lines("ipvs", ".rules")):
             return "ipvs"
-        return "nftables" if any(self._lines("nftables", ".nft")) else "iptables"
+        if any(self._lines("nftables", ".nft")):
+            return "nftables"
+        return "userspace" if "haproxy.cfg" in self.files else "iptables"
 
     def walker(self, family: Family, addresses: frozenset[str]) -> Walker:
         """What follows packets of a family on a host with these addresses; only readers of the mode are loaded."""
@@ -50,6 +52,11 @@ class Ruleset:
             raise NoRules(f"there are no rules of {_IPTABLES[family]}")
         if mode == "iptables":
             return IptablesWalker(Host(addresses), read)
+        if mode == "userspace":
+            from .proxies import UserspaceWalker, read_proxies
+
+            proxies = read_proxies(self._lines("haproxy", ".cfg"), self._lines("nginx", ".conf"))
+            return UserspaceWalker(Host(addresses), read, proxies)
         from .ipset import read_sets
         from .ipvs import read_servers
 
@@ -81,7 +88,7 @@ class Ruleset:
 
 def read_directory(path: Path) -> Ruleset:
     """The texts of a bundle, or of a directory into which a node's own tools printed theirs."""
-    names = ("iptables", "ip6tables", "nftables", "ipset", "ipvs", "ip.batch")
+    names = ("iptables", "ip6tables", "nftables", "ipset", "ipvs", "ip.batch", "haproxy.cfg", "nginx.conf")
     files = {
         each.name: each.read_text(encoding="utf-8")
         for each in sorted(path.iterdir())

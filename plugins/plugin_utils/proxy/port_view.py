@@ -47,6 +47,17 @@ class PortView:
         """Whether external destinations are dispatched at all; that they find an endpoint here is another matter."""
         return self.selection.has_any and self.port.externally_accessible
 
+    @property
+    def proxied(self) -> tuple[Endpoint, ...]:
+        """The endpoints that a proxy of userspace mode takes in turn.
+
+        It cannot tell traffic of the cluster from other traffic, so it keeps to the node's own endpoints only where
+        all traffic has to.
+        """
+        external_local = self.port.external_policy_local or not self.port.externally_accessible
+        only_local = self.port.internal_policy_local and external_local
+        return self.selection.local if only_local else self.selection.cluster
+
 
 class PortViews:
     """The views of one service port from all nodes, each made once."""

@@ -129,6 +129,8 @@ class Traffic:
         return "refused" if address in self._cluster_ips else "passed"
 
     def _takes_node_ports(self, address: str) -> bool:
+        if self._mode == "userspace":
+            return self._is_own(address)
         accepted = self._family.node_ports
         if is_loopback(address):
             # ipvs and nftables serve none there, iptables only those of IPv4.
@@ -148,6 +150,8 @@ class Traffic:
 
     def decide(self, frontend: Frontend, caller: Caller) -> Decision:
         """What becomes of traffic of a caller."""
+        if self._mode == "userspace":
+            return self._by_proxy(frontend, caller)
         selection = frontend.view.selection
         served = selection.has_any if self._mode != "ipvs" else bool(selection.cluster or selection.local)
         # Rules of iptables guard a load balancer only as long as there is something behind it; where the node itself
@@ -168,6 +172,14 @@ class Traffic:
         masked = self._masqueraded(frontend, caller, local)
         ways = tuple((each, self._replaced(each, caller, masked)) for each in chosen)
         return Decision(Why.SERVED, ways, local)
+
+    def _by_proxy(self, frontend: Frontend, caller: Caller) -> Decision:
+        """In userspace mode a process of the node calls the endpoint, whoever it does so for."""
+        if frontend.reach is Reach.EXTERNAL_IP and caller.is_node and not self._is_own(frontend.address):
+            return Decision(Why.LEFT_ALONE)
+        chosen = frontend.view.proxied
+        local = chosen is not frontend.view.selection.cluster
+        return Decision(Why.SERVED if chosen else Why.NO_ENDPOINTS, tuple((each, True) for each in chosen), local)
 
     def _guarded(self, frontend: Frontend) -> bool:
         """Whether source ranges count."""

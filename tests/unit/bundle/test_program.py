@@ -22,10 +22,7 @@ def code(path: Path) -> str:
 def test_every_part_is_there() -> None:
     assert [path.name[:3] for path in sorted((ROOT / "core").glob("*.sh"))][-1] == "90-"
     assert {path.name for path in (ROOT / "modes").glob("*.sh")} == {f"{mode}.sh" for mode in MODES}
-    # Nothing of userspace mode is applied yet.
-    assert {path.name for path in (ROOT / "leave").glob("*.sh")} == {
-        f"{mode}.sh" for mode in MODES if mode != "userspace"
-    }
+    assert {path.name for path in (ROOT / "leave").glob("*.sh")} == {f"{mode}.sh" for mode in MODES}
     assert {f"{name}.sh" for name in PARTS} == {path.name for path in (ROOT / "parts").glob("*.sh")}
     assert not list(ROOT.glob("*.sh"))
 

@@ -152,15 +152,16 @@ effective() {
 # A bundle may only do what kube-proxy does, whoever made or signed it: every line of every file of directory $1, whose manifest is in
 # b_*, fits a shape; else 2, naming file, line and reason.
 guard() {
-    local shapes names sizes ports vips why
+    local shapes names sizes ports proxies vips why
     "${b_mode}_shapes"
     names="/dev/null ${b_names%akp-node }"
     setting accept_ports; ports=$reply
+    setting proxy_ports; proxies=$reply
     setting vip_ranges; vips=$reply
     setting endpoint_ranges
     # The real lines and bytes, not what the manifest claims.
     sizes=$(cd "$1" && wc -lc $names) || die 3 "the files of the bundle cannot be read"
-    why=$(cd "$1" && SHAPES="$settings_shapes$shapes" SIZES="$sizes" ACCEPT_PORTS="$ports" VIP_RANGES="$vips" ENDPOINT_RANGES="$reply" \
+    why=$(cd "$1" && SHAPES="$settings_shapes$shapes" SIZES="$sizes" ACCEPT_PORTS="$ports" PROXY_PORTS="$proxies" VIP_RANGES="$vips" ENDPOINT_RANGES="$reply" \
         awk "$addresses_awk$guard_types_awk$guard_shapes_awk$guard_chains_awk$guard_awk" kind="$b_kind" gen="$b_generation" base="$b_base" $names) ||
         die 2 "${why:-the bundle cannot be checked}"
 }

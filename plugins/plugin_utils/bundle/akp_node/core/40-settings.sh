@@ -4,7 +4,7 @@
 #   node.conf          lines "key value"; lines that begin with # are comments
 #   allowed_signers    whose releases count, in the form of ssh-keygen(1)
 #   revoked_signers    optional: keys that count no more
-SETTINGS='cluster node signatures unsigned keep program accept_ports vip_ranges endpoint_ranges health healthz'
+SETTINGS='cluster node signatures unsigned keep program accept_ports proxy_ports vip_ranges endpoint_ranges health healthz'
 SETTINGS="$SETTINGS url ca certificate key proxy report fetcher limit textfile"
 
 # reply is the value of a setting, or the default $2.
@@ -26,9 +26,9 @@ check_settings() {
         !index(known, " " $1 " ") { bad("unknown setting " $1 ", known are" substr(known, 1, length(known) - 1)) }
         NF < 2 { bad("setting " $1 " has no value") }
         seen[$1]++ { bad("setting " $1 " appears twice") }
-        $1 ~ /^(cluster|node|signatures|keep|accept_ports|vip_ranges|endpoint_ranges)$/ && NF > 2 { bad("setting " $1 " takes one word") }
+        $1 ~ /^(cluster|node|signatures|keep|(accept|proxy)_ports|vip_ranges|endpoint_ranges)$/ && NF > 2 { bad("setting " $1 " takes one word") }
         $1 ~ /^(signatures|keep)$/ && $2 !~ /^[1-9][0-9]?$/ { bad($1 " is a number from 1 to 99, not " $2) }
-        $1 == "accept_ports" && $2 !~ /^[1-9][0-9]*-[1-9][0-9]*$/ { bad("accept_ports is a range such as 30000-32767, not " $2) }
+        $1 ~ /_ports$/ && $2 !~ /^[1-9][0-9]*-[1-9][0-9]*$/ { bad($1 " is a range such as 30000-32767, not " $2) }
         $1 ~ /_ranges$/ && $2 !~ /^[0-9a-f:.]+\/[0-9]+(,[0-9a-f:.]+\/[0-9]+)*$/ { bad($1 " is a list such as 10.0.0.0/8,fd00::/8, not " $2) }
         ' "$ETC/node.conf") || die 3 "$ETC/node.conf cannot be read"
     [ -z "$refused" ] || die 2 "$ETC/node.conf: $refused"

@@ -97,8 +97,8 @@ leave_other_modes() {
     [ "$r_mode" != "$b_mode" ] || [ -e "$STATE/unsettled" ] || [ -e "$STATE/others" ] || return 0
     # Another program's rules stay until the first change of ours is confirmed: the undo needs only ours to go.
     if [ -n "$armed" ] && [ -z "$r_snapshot" ]; then : >"$STATE/others"; return 0; fi
-    for each in iptables nftables ipvs; do
-        case $b_mode/$each in "$each/$each" | ipvs/iptables) continue ;; esac
+    for each in iptables nftables ipvs userspace; do
+        case $b_mode/$each in "$each/$each" | ipvs/iptables | userspace/iptables) continue ;; esac
         "leave_${each}_present" || continue
         changed=true
         "leave_$each" || left_unfinished "what mode $each has in the kernel could not be removed: $refused"
@@ -236,7 +236,7 @@ find_state() {
     local each
     flavour=$r_flavour state=absent
     if [ -z "$r_generation" ]; then
-        for each in iptables nftables ipvs; do if "leave_${each}_present"; then state=foreign; fi; done
+        for each in iptables nftables ipvs userspace; do if "leave_${each}_present"; then state=foreign; fi; done
     elif [ ! -e "$STATE/unsettled" ] && "${r_mode}_look" "$r_generation" $r_dirs; then state=applied
     else
         "${r_mode}_markers" >"$work/markers" || die 4 "$refused"
@@ -342,7 +342,7 @@ verb_cleanup() {
     [ -n "$undoing" ] || check_unsigned_verb
     [ -n "$dry_run" ] || lock
     flavour=$r_flavour present=''
-    for each in iptables nftables ipvs; do if "leave_${each}_present"; then present="$present $each"; fi; done
+    for each in iptables nftables ipvs userspace; do if "leave_${each}_present"; then present="$present $each"; fi; done
     [ -z "$present" ] && [ ! -d "$STATE/before" ] || changed=true
     if [ -z "$dry_run" ]; then
         trap '' HUP INT TERM

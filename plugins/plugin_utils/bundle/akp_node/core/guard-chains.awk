@@ -12,7 +12,7 @@ function restore(   op, c) {
         if (ONCE[FILENAME, t]++) refuse("table " t " appears twice")
     } else if (t == "") refuse("a line outside a table: " $0)
     else if (!fits(top, $0 "\n")) refuse(reason())
-    else if (op == "-A") {
+    else if (op == "-A" && $2 !~ /^(PREROUTING|OUTPUT)$/) {
         if (substr($0, 4, length(chain)) != chain) {
             chain = substr($0, 4, index(substr($0, 4), " "))
             if ((c = CHAIN[here chain]) == "") refuse("chain " chain "is not declared in table " t)

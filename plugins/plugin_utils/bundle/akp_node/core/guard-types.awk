@@ -1,6 +1,7 @@
 # guard-types.awk (after addresses.awk) - is(TYPE, WORD): may the word stand in a hole <TYPE> of a shape? fam is the family, 4 or 6.
-# ENVIRON: ACCEPT_PORTS "A-B"; VIP_RANGES and ENDPOINT_RANGES "CIDR,CIDR...", empty for no limit.
+# ENVIRON: ACCEPT_PORTS and PROXY_PORTS "A-B"; VIP_RANGES and ENDPOINT_RANGES "CIDR,CIDR...", empty for no limit.
 BEGIN {
+    split(ENVIRON["PROXY_PORTS"] == "" ? "20000-27999" : ENVIRON["PROXY_PORTS"], proxies, "-")
     split(ENVIRON["ACCEPT_PORTS"] == "" ? "30000-32767" : ENVIRON["ACCEPT_PORTS"], range, "-")
     # Packets are never for: unspecified, loopback, link-local, multicast, broadcast; IPv4 in IPv6 (mapped, compatible, 6to4).
     pin("NEVER", "0.0.0.0/8,127.0.0.0/8,169.254.0.0/16,224.0.0.0/4,255.255.255.0/24,::/16,2002::/16,fe80::/10,ff00::/8")
@@ -26,8 +27,14 @@ function is(type, w) {
         if (why == "") why = "only for ports " range[1] "-" range[2] " (accept_ports)"
         return 0
     }
+    if (type == "PROXY_PORT") {
+        if (is("PORT", w) && w + 0 >= proxies[1] + 0 && w + 0 <= proxies[2] + 0) return 1
+        if (why == "") why = "only for ports " proxies[1] "-" proxies[2] " (proxy_ports)"
+        return 0
+    }
     if (type == "NET") return network(w)
     if (type == "SERVICE") return length(w) <= 191 && w ~ /^[a-z0-9.:\/-]+$/
+    if (type == "DOTTED") return length(w) <= 191 && w ~ /^[a-z0-9.-]+$/
     if (type == "LABEL") return length(w) <= 63 && w ~ /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/
     if (type == "DEV") return length(w) <= 16 && w ~ /^[A-Za-z0-9_.@][A-Za-z0-9_.@-]*[+*]?$/
     if (type == "BIT" || type == "BIT8") {  # of the mark: one, and the same in the whole bundle

@@ -67,7 +67,9 @@ BEGIN { STAGE = out "/stage"; SWITCH = out "/switch"; REST = out "/rest" }
     if (how == "compare") W[++wn] = $0
     else if (how == "stage") stage($0)
     else if (how == "put") put($0)
-    else if (is_jump(table, $0) && missing($0)) inserts = "\n-I" substr($0, 3) inserts
+    else if (!is_jump(table, $0) || !missing($0)) next
+    else if (/ -j KUBE-NODEPORT-(CONTAINER|HOST)$/) inserts = inserts "\n" $0    # of mode userspace: after all other rules
+    else inserts = "\n-I" substr($0, 3) inserts
 }
 /^-I / && missing("-A" substr($0, 3)) { inserts = inserts "\n" $0 }
 /^#/ { finish(); if (staged >= chunk) cut() }

@@ -48,7 +48,7 @@ iptables_look() {
         # Jumps stand in the last file.
         awk -v gen="$1" '/^\*mangle/, /^COMMIT/ { next }
             /^\*/ { print $0 "\n-C KUBE-PROXY-GEN-" toupper(substr(gen, 1, 13)) " -m comment --comment " gen }
-            sub(/^-I/, "-C") || /^COMMIT/' "${reply##* }" >"$work/look" || return 1
+            sub(/^-I/, "-C") || sub(/^-A PREROUTING/, "-C PREROUTING") || sub(/^-A OUTPUT/, "-C OUTPUT") || /^COMMIT/' "${reply##* }" >"$work/look" || return 1
         # To ask for a legacy table that is not there would make it.
         iptables_tables "$fam"
         case $flavour/$reply in nft/* | *" nat "*" filter "* | *" filter "*" nat "*) ;; *) return 1 ;; esac
