@@ -15,6 +15,7 @@ ENGINE = Path(__file__).parents[2] / "plugins" / "plugin_utils"
 # Each is caught by the package that raises it, or becomes the failure of one host.
 INTERNAL = {
     "Failed",
+    "InvalidHns",
     "InvalidObject",
     "LostSession",
     "NoAnswer",

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from agentless_kube_proxy.backends.state import FrameObject, State, delta
 from agentless_kube_proxy.bundle.manifest import manifest_digest, manifest_text
-from agentless_kube_proxy.bundle.write import bundle_parts, node_program, sealed, write_bundle, write_delta
+from agentless_kube_proxy.bundle.program import node_program
+from agentless_kube_proxy.bundle.write import bundle_parts, sealed, write_bundle, write_delta
 
 from tests.unit.build import port, render, service, slice_of
 

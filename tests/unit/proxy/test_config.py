@@ -250,7 +250,7 @@ def test_durations_are_those_of_go(text: Any, seconds: float | None) -> None:
             [
                 "conntrack.min: must be an integer, not 'x'",
                 "kind: must be KubeProxyConfiguration, not 'ConfigMap'",
-                "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace",
+                "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace, kernelspace",
                 "clusterCIDR: must be one CIDR, or two of different families, separated by a comma",
             ],
         ),
@@ -261,7 +261,7 @@ def test_durations_are_those_of_go(text: Any, seconds: float | None) -> None:
         (
             {"mode": "ebpf", "oomScoreAdj": 2000},
             [
-                "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace",
+                "mode: 'ebpf' is not one of iptables, ipvs, nftables, userspace, kernelspace",
                 "oomScoreAdj: must be between -1000 and 1000",
             ],
         ),

@@ -92,7 +92,7 @@ def test_a_host_that_is_away_holds_up_no_other_and_gets_all_of_it_later(
         nodes["n2"].away = True
         place = running.place
         changes = [running.watch.tell(cluster(f"10.244.1.{i}")) for i in range(2, 5)]
-        running.wait("failed", place, host="n2", problem="no route to host")
+        running.wait("failed", place, host="n2", problem="unreachable: no route to host")
         eventually(lambda: nodes["n1"].has != "" and len(running.told("pushed", place)) >= 1)
         assert running.told("change", place) == [], "n2 waits for it"
         nodes["n2"].away = False
