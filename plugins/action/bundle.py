@@ -173,7 +173,7 @@ class ActionModule(ControlAction):
         plan = Kept.read(approved.plan.get("configuration")) if approved else None
         kept = read_kept(directory.config)
         found = Configuration.of(options, kept=kept, cluster=peek_configuration(snapshot), plan=plan)
-        # Whoever approved a plan was told of its settings.
+        # The approvers of a plan were told of its settings.
         return found, found.refuse_changes(kept, allowed=bool(approved) or options["allow_mode_change"])
 
     def _approved(self, plan: Path | None, options: Mapping[str, Any]) -> approval.Approval | None:

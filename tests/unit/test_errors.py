@@ -14,6 +14,7 @@ from agentless_kube_proxy.proxy.config import InvalidConfig
 ENGINE = Path(__file__).parents[2] / "plugins" / "plugin_utils"
 # Each is caught by the package that raises it, or becomes the failure of one host.
 INTERNAL = {
+    "InvalidHns",
     "Failed",
     "InvalidHns",
     "InvalidObject",

@@ -174,7 +174,7 @@ class Traffic:
         return Decision(Why.SERVED, ways, local)
 
     def _by_proxy(self, frontend: Frontend, caller: Caller) -> Decision:
-        """In userspace mode a process of the node calls the endpoint, whoever it does so for."""
+        """In userspace mode a process of the node calls the endpoint, whichever client it does so for."""
         if frontend.reach is Reach.EXTERNAL_IP and caller.is_node and not self._is_own(frontend.address):
             return Decision(Why.LEFT_ALONE)
         chosen = frontend.view.proxied
