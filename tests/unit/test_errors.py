@@ -16,7 +16,6 @@ ENGINE = Path(__file__).parents[2] / "plugins" / "plugin_utils"
 INTERNAL = {
     "InvalidHns",
     "Failed",
-    "InvalidHns",
     "InvalidObject",
     "LostSession",
     "NoAnswer",
