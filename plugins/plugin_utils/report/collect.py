@@ -14,7 +14,6 @@ from ..choices import Choices
 from ..cluster.record import peek
 from ..cluster.snapshot import Node, Snapshot
 from ..engine import Engine
-from ..proxy.facts import InvalidFacts, UnusableNode
 from ..proxy.warned import Warned
 from ..tasks.directory import WorkDirectory
 from .changes import Plan, plan_of
@@ -85,10 +84,8 @@ def collect(
     table = Table(engine, facts)
     directory = about.directory
     known = Known(directory, now)
-    rows = tuple(_node(known, each, engine, facts) for each in snapshot.nodes)
-    if not snapshot.nodes:
-        # A run that verifies does not read the cluster.
-        rows = tuple(known.row(place) for place in known.places())
+    # A run that verifies does not read the cluster.
+    rows = tuple(map(known.row, map(_place, snapshot.nodes) if snapshot.nodes else known.places()))
     plan = about.plan or (directory.plan if directory else None)
     return Report(
         about=about,
@@ -107,13 +104,6 @@ def collect(
     )
 
 
-def _node(known: Known, node: Node, engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> NodeRow:
+def _place(node: Node) -> Place:
     address = next((value for sort, value in node.addresses if sort == "InternalIP"), "")
-    place = Place(node.name, zone=node.zone, address=address)
-    if known.anything:
-        return known.row(place)
-    try:
-        wanted = engine.state(node.name, facts.get(node.name)).generation
-    except (UnusableNode, InvalidFacts):
-        wanted = ""
-    return known.row(place, wanted)
+    return Place(node.name, zone=node.zone, address=address)

@@ -93,8 +93,8 @@ class Known:
         """The nodes that something is known of."""
         return [Place(node, host) for node, host in sorted(self._hosts.items())]
 
-    def row(self, place: Place, wanted: str = "") -> NodeRow:
-        """What is known of a node; wanted is the state that is meant for it, if no run has computed that."""
+    def row(self, place: Place) -> NodeRow:
+        """What is known of a node."""
         host = place.host or self._hosts.get(place.name, place.name)
         place = dataclasses.replace(place, host=host)
         fresh, answer = self._fresh.get(host) or {}, self._answers.get(host) or {}
@@ -103,7 +103,7 @@ class Known:
         has = str(status.get("generation") or fresh.get("generation") or "")
         # What was computed before the last confirmation is not what is wanted any more.
         computed = self._wanted.get(place.name, "") if self._computed > (confirmed or 0) else ""
-        wanted = computed or (str(fresh.get("generation") or "") if confirmed else "") or wanted
+        wanted = computed or (str(fresh.get("generation") or "") if confirmed else "")
         differences = status.get("differences") or []
         row = NodeRow(
             place=place,

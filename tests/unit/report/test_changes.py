@@ -34,7 +34,7 @@ def test_what_is_removed_comes_first_and_what_needs_no_approval_last(shop: Fleet
     assert dict(plan.services) == {"added": 1, "changed": 2, "removed": 1}
 
 
-def test_without_the_file_of_signers_nobody_is_named(shop: Fleet) -> None:
+def test_without_the_file_of_signers_no_signer_is_named(shop: Fleet) -> None:
     plan = plan_of(shop.directory.plan)
     assert plan is not None
     assert (plan.signed.count, plan.signed.names) == (1, None)

@@ -243,7 +243,7 @@
         row.note ? element("div", {className: "small narrow"}, row.note) : ""]},
       {label: "Zone", wide: true, style: "nowrap", by: (row) => row.zone, cell: (row) => row.zone || muted("–")},
       {label: "Generation", wide: true, style: "mono nowrap", by: (row) => row.generation || row.wanted, cell: (row) => [row.generation.slice(0, 12) || muted(row.wanted ? "" : "–"),
-        row.wanted && row.wanted !== row.generation ? element("div", {className: "small muted nowrap"}, `${row.generation ? "should be " : "shall be "}${row.wanted.slice(0, 12)}`) : ""]},
+        row.wanted && row.wanted !== row.generation ? element("div", {className: "small muted nowrap"}, `should be ${row.wanted.slice(0, 12)}`) : ""]},
       {label: "Confirmed", number: true, first: -1, by: (row) => row.seconds, cell: (row) => row.age ? [element("span", {className: "nowrap"}, `${row.age} ago`), element("div", {className: "muted small nowrap"}, row.when)] : muted("–")},
       {label: "Drift", number: true, wide: true, first: -1, by: (row) => row.drift == null ? -1 : row.drift,
         cell: (row) => row.drift == null ? muted("–") : row.drift ? element("span", {className: "tag bad"}, counted(row.drift, "rule")) : muted("0")},
