@@ -10,6 +10,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.answers import NoAnswer, parse_answer
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.connection import RemoteAction
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.install import File, Install, part_path
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.protocol import leave_path
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.carry.time_limit import time_limit
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
@@ -63,7 +64,7 @@ class ActionModule(RemoteAction):
             gone = {each["path"] for each in options["files"] if not here or each["state"] == "absent"}
             if not here:
                 program = options["install_path"]
-                gone |= {program, *(part_path(each, program) for each in options["parts"])}
+                gone |= {program, leave_path(program), *(part_path(each, program) for each in options["parts"])}
             lines = [f"{'-' if path in gone else '+'} {path}\n" for path in files]
             result["diff"] = {"prepared": "".join(lines)}
         return result

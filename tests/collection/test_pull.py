@@ -25,9 +25,10 @@ from .test_sync import edited_shop
 WITHIN = 120.0  # seconds: cron starts things when a minute begins
 PULL_FILES = {
     *("/etc/akp/allowed_signers", "/etc/akp/node.conf", "/etc/cron.d/akp-pull"),
-    *("/usr/local/sbin/akp-node", "/usr/local/sbin/akp-pull", "/usr/local/sbin/akp-verify"),
+    *("/usr/local/sbin/akp-node", "/usr/local/sbin/akp-leave"),
+    *("/usr/local/sbin/akp-pull", "/usr/local/sbin/akp-verify"),
 }
-BOOT_FILES = {"/etc/cron.d/akp-restore", "/usr/local/sbin/akp-node"}
+BOOT_FILES = {"/etc/cron.d/akp-restore", "/usr/local/sbin/akp-node", "/usr/local/sbin/akp-leave"}
 OURS = "find /etc/akp /etc/cron.d /etc/systemd/system /usr/local/sbin -name '*akp*' -o -path '/etc/akp/*' 2>/dev/null"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from agentless_kube_proxy.bundle.program import MODES, PARTS, node_program, part_program
+from agentless_kube_proxy.bundle.program import LEAVE, MODES, PARTS, node_program, part_program
 
 OUTPUT = Path(__file__).parents[1] / "output"
 
@@ -22,6 +22,8 @@ def _written(name: str, text: str) -> Path:
 
 # akp-node of each mode, and the programs beside it.
 PROGRAMS = {mode: _written(f"{mode}/akp-node", node_program(mode)) for mode in MODES}
-PULL, HEALTH, METRICS, VERIFY = (_written(f"akp-{name}", part_program(name)) for name in PARTS)
+PULL, HEALTH, METRICS, VERIFY, _ = (_written(f"akp-{name}", part_program(name)) for name in PARTS)
+for _mode in MODES:
+    _written(f"{_mode}/{LEAVE}", part_program("leave"))
 # For what every mode's program does: facts, status, cleanup.
 PROGRAM = PROGRAMS["iptables"]

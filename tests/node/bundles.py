@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentless_kube_proxy.bundle.manifest import manifest_text, sha256
-from agentless_kube_proxy.bundle.program import node_program
+from agentless_kube_proxy.bundle.program import node_program, part_program
 
 JUMPS = {
     "filter": (
@@ -228,7 +228,7 @@ def write(directory: Path, files: Mapping[str, str], **fields: str | int) -> Pat
         else:
             contents[name] = text
     if fields.get("kind", "Bundle") == "Bundle":
-        contents["akp-node"] = node_program(mode)
+        contents |= {"akp-leave": part_program("leave"), "akp-node": node_program(mode)}
     manifest = {
         "kind": "Bundle",
         "node": "n1",
@@ -260,7 +260,7 @@ def replace_file(directory: Path, name: str, text: str) -> Path:
         contents |= dict(zip(FILES[name], divided(text), strict=True))
     else:
         contents[name] = text
-    program = {each: contents.pop(each) for each in ("akp-node",) if each in contents}
+    program = {each: contents.pop(each) for each in ("akp-leave", "akp-node") if each in contents}
     del manifest["apiVersion"]
     _seal(directory, manifest, contents | program)
     return directory

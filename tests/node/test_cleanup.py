@@ -137,3 +137,55 @@ def test_a_counter_of_a_foreign_rule_is_no_failure(nft_host: Host, tmp_path: Pat
     host.sh("$ipt -A INPUT -m nfacct --nfacct-name ct_state_invalid_dropped_pkts")
     result = host.akp("cleanup")
     assert (result.code, "is in use and stays" in result.json["warnings"][0]) == (0, True), result.stdout
+
+
+def alone(host: Host, program: Path) -> Path:
+    """A copy of a program with nothing beside it."""
+    place = host.directory / "alone" / "akp-node"
+    place.parent.mkdir(exist_ok=True)
+    shutil.copy(program, place)
+    return place
+
+
+def test_akp_leave_is_found_by_its_digest_wherever_it_lies(nft_host: Host, tmp_path: Path) -> None:
+    kernel = nft_host.kernel()
+    bundle = everything(tmp_path / "a")
+    program = alone(nft_host, bundle / "akp-node")
+    assert nft_host.akp("apply", bundle, program=program).code == 0
+    kept = [nft_host.state / "akp-leave.iptables", *nft_host.state.glob("bundles/*/akp-leave")]
+    for file in kept:
+        file.write_text(f"touch {tmp_path}/escaped\n")
+    (program.parent / "akp-leave").write_text(f"touch {tmp_path}/escaped\n")
+    result = nft_host.akp("cleanup", program=program)
+    assert (result.code, "akp program --part leave" in result.json["error"]) == (3, True), result.stdout
+    assert result.json["asBefore"]
+    assert nft_host.akp("status", program=program).json["state"] == "applied"
+    assert not (tmp_path / "escaped").exists()
+    shutil.copy(bundle / "akp-leave", kept[0])
+    assert nft_host.akp("cleanup", program=program).code == 0
+    assert nft_host.kernel() == kernel
+
+
+def test_without_akp_leave_a_first_bundle_changes_nothing(nft_host: Host, tmp_path: Path) -> None:
+    kernel = nft_host.kernel()
+    bundle = bundles.write(tmp_path / "a", {"iptables.rules": bundles.rules(bundles.shop())})
+    program = alone(nft_host, bundle / "akp-node")
+    (bundle / "akp-leave").write_text("# another\n")
+    bundles.replace_file(bundle, "akp-leave", "# another\n")
+    result = nft_host.akp("apply", bundle, program=program)
+    assert (result.code, result.json["asBefore"]) == (3, True), result.stdout
+    assert "missing program: akp-leave" in result.json["error"]
+    assert nft_host.kernel() == kernel
+    assert "not looked for" in nft_host.akp("status", program=program).json["warnings"][0]
+
+
+@pytest.mark.parametrize("verb", ["apply", "status", "restore"])
+def test_a_state_directory_that_others_can_write_to_is_refused(nft_host: Host, tmp_path: Path, verb: str) -> None:
+    bundle = bundles.simple(tmp_path / "a")
+    if verb != "apply":
+        nft_host.apply(bundle)
+    nft_host.state.mkdir(exist_ok=True)
+    nft_host.state.chmod(0o777)
+    result = nft_host.akp(verb, *([bundle] if verb == "apply" else []))
+    assert (result.code, result.json["asBefore"]) == (3, True), result.stdout
+    assert "can be written by others than root" in result.json["error"]

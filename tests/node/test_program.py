@@ -10,8 +10,13 @@ from agentless_kube_proxy.bundle.program import MODES, PARTS, node_program, part
 from tests.lab.program import OUTPUT
 
 # The aim is 2,200 lines and 100 kB for each mode. These only ever go down.
-LIMITS = {"iptables": (2_835, 139_600), "nftables": (2_921, 146_500), "ipvs": (3_286, 163_800)}
-PART_LINES = 350
+LIMITS = {
+    "iptables": (2_493, 122_800),
+    "nftables": (2_430, 120_400),
+    "ipvs": (3_004, 150_500),
+    "userspace": (2_831, 135_900),
+}
+PART_LINES = {"leave": 605}
 FUNCTION_LINES, AWK_LINES = 60, 80
 
 _FUNCTION = re.compile(r"^(\w+)\(\) \{\n(.*?)^\}\n", re.M | re.S)
@@ -29,7 +34,7 @@ def test_a_node_of_one_mode_carries_little(mode: str) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_programs_beside_it_are_short(part: str) -> None:
-    assert part_program(part).count("\n") <= PART_LINES
+    assert part_program(part).count("\n") <= PART_LINES.get(part, 350)
 
 
 @pytest.mark.parametrize("text", [*map(node_program, MODES), *map(part_program, PARTS)])
@@ -42,7 +47,8 @@ def test_functions_and_awk_programs_are_a_page_at_most(text: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_function_assigns_is_local_or_in_the_tables_of_globals(mode: str) -> None:
-    text = re.sub(r"^\s*#.*\n", "", _QUOTED.sub("", node_program(mode)).replace("\\\n", " "), flags=re.M)
+    program = node_program(mode) + part_program("leave")
+    text = re.sub(r"^\s*#.*\n", "", _QUOTED.sub("", program).replace("\\\n", " "), flags=re.M)
     top = _FUNCTION.sub("", text)
     known = set(re.findall(r"(?:^|(?<=\s))([A-Za-z_]\w*)=", top))
     loose = {}

@@ -301,4 +301,5 @@ def test_the_program_is_replaced_by_a_signed_one_only(plain_host: Host, keys: di
     sign_bundle(bundle, keys["alice"])
     plain_host.apply(bundle)
     assert program.read_bytes() == (bundle / "akp-node").read_bytes()
+    assert program.with_name("akp-leave").read_bytes() == (bundle / "akp-leave").read_bytes()
     assert program.stat().st_mode & 0o777 == 0o755

@@ -15,9 +15,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from ..bundle.archive import archive
-from ..bundle.program import MODES, PARTS, PROGRAM, node_program, part_program
+from ..bundle.program import LEAVE, MODES, PARTS, PROGRAM, part_program
 from ..errors import UserError
-from .protocol import INSTALLED, Command
+from .protocol import INSTALLED, Command, leave_path, program_files
 from .scripts import assignments, script
 
 ETC_DIR = "/etc/akp"
@@ -64,7 +64,8 @@ class Install:
         if self.program:
             if self.mode not in MODES:
                 raise InvalidInstall(f"{self.mode!r} is not a mode; {', '.join(MODES)} are")
-            files.append((PROGRAM, node_program(self.mode).encode()))
+            files += program_files(self.mode)
+            steps.append(f"put {LEAVE} {_path(leave_path(self.program_path))} 0755")
             steps.append(f"put {PROGRAM} {_path(self.program_path)} 0755")
         for name, wanted in self.parts.items():
             if name not in PARTS:
@@ -87,7 +88,7 @@ class Install:
             files.append(("settings", "".join(_setting(key, self.settings[key]) for key in self.settings).encode()))
             steps.append(f"settle settings {_path(f'{self.etc_dir}/node.conf')}")
         if self.program is False:
-            steps.append(f"drop {_path(self.program_path)}")
+            steps += [f"drop {_path(self.program_path)}", f"drop {_path(leave_path(self.program_path))}"]
         _path(self.etc_dir)
         variables = {
             "broken": _BROKEN,

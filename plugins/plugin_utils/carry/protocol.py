@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..bundle.archive import archive
 from ..bundle.manifest import FILE
-from ..bundle.program import MODES, PROGRAM, node_program
+from ..bundle.program import LEAVE, MODES, node_program, programs
 from ..bundle.release import release_files
 from .scripts import assignments, script
 
@@ -70,9 +70,7 @@ class Way:
         self, arguments: Sequence[str], bundle: Path | None = None, *, manifest: bytes = b"", install: bool = False
     ) -> Command:
         """The program travels with the command, and the bundle if there is one; of that, the manifest that was read."""
-        files = (
-            bundle_files(bundle, manifest) if bundle else [(PROGRAM, node_program(self.mode or DEFAULT_MODE).encode())]
-        )
+        files = bundle_files(bundle, manifest) if bundle else program_files(self.mode or DEFAULT_MODE)
         # What unpacks it knows gzip only.
         data = archive(files, plain_below=0)
         if self.restricted:
@@ -98,6 +96,16 @@ class Way:
 def _positional(arguments: Sequence[str]) -> str:
     """Shell that makes them "$@"."""
     return f"set -- {shlex.join(arguments)}\n"
+
+
+def leave_path(installed: str) -> str:
+    """Where the part of the program lies that few runs need: beside it."""
+    return f"{installed.rpartition('/')[0]}/{LEAVE}"
+
+
+def program_files(mode: str) -> list[tuple[str, bytes]]:
+    """The program of a mode, and the part of it that few runs need."""
+    return [(name, text.encode()) for name, text in programs(mode)]
 
 
 @cache

@@ -16,7 +16,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="print a program of the node: akp-node, akp-pull or akp-health",
         description="Prints akp-node as the bundles of a mode carry it, for a review or a node image: "
         "akp program --mode nftables > /usr/local/sbin/akp-node; or one of the programs beside it: "
-        "akp program --part pull > /usr/local/sbin/akp-pull",
+        "akp program --part leave > /usr/local/sbin/akp-leave",
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--mode", choices=tuple(MODES), help="akp-node for nodes of this mode")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -13,6 +14,9 @@ ROOT = Path(__file__).parents[3] / "plugins" / "plugin_utils" / "bundle" / "akp_
 PROGRAMS = [*(node_program(mode) for mode in MODES), *(part_program(name) for name in PARTS)]
 
 
+INCLUDE = re.compile(r"^# include tools/(\S+)\n", re.M)
+
+
 def code(path: Path) -> str:
     """A part without the line for shellcheck."""
     text = path.read_text()
@@ -22,22 +26,41 @@ def code(path: Path) -> str:
 def test_every_part_is_there() -> None:
     assert [path.name[:3] for path in sorted((ROOT / "core").glob("*.sh"))][-1] == "90-"
     assert {path.name for path in (ROOT / "modes").glob("*.sh")} == {f"{mode}.sh" for mode in MODES}
-    assert {path.name for path in (ROOT / "leave").glob("*.sh")} == {f"{mode}.sh" for mode in MODES}
-    assert {f"{name}.sh" for name in PARTS} == {path.name for path in (ROOT / "parts").glob("*.sh")}
+    assert {path.name[3:] for path in (ROOT / "leave").glob("*.sh")} == {
+        "cleanup.sh",
+        *(f"{mode}.sh" for mode in MODES),
+    }
+    assert {f"{name}.sh" for name in PARTS} - {"leave.sh"} == {path.name for path in (ROOT / "parts").glob("*.sh")}
     assert not list(ROOT.glob("*.sh"))
 
 
+def found_in(program: str, path: Path) -> int:
+    """Where a part begins in a program; what it includes stands in its place."""
+    pieces = [code(ROOT / "tools" / name) if odd % 2 else name for odd, name in enumerate(INCLUDE.split(code(path)))]
+    assert all(piece in program for piece in pieces) or not any(
+        len(piece) > 100 and piece in program for piece in pieces
+    )
+    return program.find(pieces[-1])
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_a_program_has_the_core_all_ways_to_leave_and_its_mode(mode: str) -> None:
+def test_a_program_has_the_core_and_its_mode(mode: str) -> None:
     program = node_program(mode)
-    parts = [*(ROOT / "core").glob("*.sh"), *(ROOT / "leave").glob("*.sh")]
-    places = {path.name: program.find(code(path)) for path in parts}
+    places = {path.name: found_in(program, path) for path in (ROOT / "core").glob("*.sh")}
     assert min(places.values()) >= 0
     assert max(places, key=lambda name: places[name]).startswith("90-")
-    modes = [path.stem for path in sorted((ROOT / "modes").glob("*.sh")) if code(path) in program]
+    modes = [path.stem for path in sorted((ROOT / "modes").glob("*.sh")) if found_in(program, path) >= 0]
     assert modes == sorted(MODES[mode])
     assert program.startswith("#!/bin/sh\n")
     assert "# shellcheck shell=" not in program
+    assert "# include " not in program
+
+
+def test_what_few_runs_need_is_a_program_of_its_own_that_is_known_by_its_digest() -> None:
+    leave = part_program("leave")
+    assert all(found_in(leave, path) >= 0 for path in (ROOT / "leave").glob("*.sh"))
+    digest = hashlib.sha256(leave.encode()).hexdigest()
+    assert all(f"\nLEAVE={digest} " in node_program(mode) for mode in MODES)
 
 
 def test_every_awk_program_and_every_table_of_shapes_is_used_and_set_before() -> None:
@@ -60,5 +83,5 @@ def test_akp_program_prints_a_mode_or_a_part(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         main(["program"])
     assert "--mode --part is required" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="'node' is not one of pull, health, metrics, verify"):
+    with pytest.raises(ValueError, match="'node' is not one of pull, health, metrics, verify, leave"):
         part_program("node")

@@ -35,6 +35,7 @@ def written(directory: Path) -> dict[str, bytes]:
 def test_a_bundle_holds_a_file_for_every_tool(tmp_path: Path) -> None:
     write_bundle(shop(), tmp_path / "n1")
     assert sorted(written(tmp_path / "n1")) == [
+        "akp-leave",
         "akp-node",
         "conntrack.udp",
         "frontends.allow",

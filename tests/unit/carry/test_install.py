@@ -32,13 +32,13 @@ def test_what_is_wanted_is_there_and_a_second_time_changes_nothing(tmp_path: Pat
         mode="nftables",
         then=f"echo again >>{marker}",
     )
-    paths = [str(program), str(unit), str(tmp_path / "secret")]
+    paths = [str(program.with_name("akp-leave")), str(program), str(unit), str(tmp_path / "secret")]
     assert run(wanted, dry_run=True, shell=shell) == {"ok": True, "files": paths}
     assert not unit.exists()
     assert run(wanted, shell=shell) == {"ok": True, "files": paths}
     assert program.read_text() == node_program("nftables")
     assert unit.read_text() == "[Service]\nExecStart=/bin/true\n"
-    assert [oct(Path(path).stat().st_mode & 0o777) for path in paths] == ["0o755", "0o644", "0o600"]
+    assert [oct(Path(path).stat().st_mode & 0o777) for path in paths] == ["0o755", "0o755", "0o644", "0o600"]
     assert run(wanted, shell=shell) == {"ok": True, "files": []}
     unit.chmod(0o666)
     assert run(wanted, shell=shell)["files"] == [str(unit)]

@@ -53,8 +53,8 @@ counter='' automated='' released=''    # of the release: see ask_verify
 u_token='' u_generation='' u_previous='' u_boot='' u_deadline=0 u_within='' left=0 boot=''
 d_generation='' d_reason='' d_time=''          # the last change that was undone
 armed='' new_arm='' old_note='' undoing=''     # this run: token of its change, it armed it, the note before; it undoes a change
-kept_now='' made_before='' switching=''        # this run: added this directory to the record, made before/, marked a change of mode
-changed=false as_before=true unfinished='' synced='' changed_sysctls=0 unset_sysctls='' flows=0
+leave_read='' kept_now='' made_before='' switching=''        # this run: read akp-leave, added this directory to the record, made before/, marked a change of mode
+changed=false as_before=true unfinished='' stays='' synced='' changed_sysctls=0 unset_sysctls='' flows=0 flows_due=''
 members='' warnings='' answered='' started=0 now=0    # the answer; hundredths of a second since boot
 refused=''            # why the last step failed, one line
 reply=''

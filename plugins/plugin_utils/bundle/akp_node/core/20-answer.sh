@@ -2,13 +2,10 @@
 # ---------------------------------------------------------------- Answer
 say() { printf 'akp-node: %s\n' "$*" >&2; }
 
-# awk: quote(text) is text as a JSON string. Characters that no message needs become blanks.
+# awk: quote(text) is text as a JSON string, where characters that no message needs become blanks; member is a member of an object.
 quote_awk='
-function quote(text) {
-    gsub(/[^ -~]/, " ", text)
-    gsub(/[\\"]/, "\\\\&", text)
-    return "\"" text "\""
-}
+function quote(text) { gsub(/[^ -~]/, " ", text); gsub(/[\\"]/, "\\\\&", text); return "\"" text "\"" }
+function member(name, value) { return value == "" ? "" : ", \"" name "\": " quote(value) }
 '
 
 # reply is a text as JSON, null for none.
@@ -23,6 +20,9 @@ json() {
 # Add members to the answer: names, each with its value, which is JSON, or a text.
 put() { while [ $# -gt 0 ]; do members="$members, \"$1\": $2"; shift 2; done; }
 put_text() { while [ $# -gt 0 ]; do json "$2"; put "$1" "$reply"; shift 2; done; }
+
+# Print the lines of files, each of which is JSON, as one list.
+list() { awk '{ printf "%s%s", comma, $0; comma = ", " }' "$@"; }
 
 # Note a warning; it appears on stderr and in the answer.
 warn() {
@@ -89,6 +89,11 @@ own_directory() {
     [ -w "$1" ] || die 3 "the directory $1 cannot be written"
 }
 
+# End with 3 if another user may write to a directory. That takes a process: deltas do without, since a whole bundle came before.
+closed_directory() {
+    case $(ls -ldn "$1" 2>&1) in d????-??-?*) ;; *) die 3 "the directory $1 can be written by others than root; see what is in it, and chmod go-w it" ;; esac
+}
+
 # The end of every run. A run that stops in the middle says so; the next one completes what it had begun.
 leave() {
     local code
@@ -123,7 +128,7 @@ copy_file() { cp "$1" "$2.new" && mv "$2.new" "$2"; }
 
 # refused is the first lines of a tool's messages in file $1, after the words $2.
 first_lines() {
-    refused=$(awk 'NF && !/^Try / && n++ < 3 { text = text $0 " " } END { print substr(text, 1, 600) }' "$1" 2>/dev/null) || :
+    refused=$(awk '{ sub(/^.*Error: /, "") } NF && !/^(Try | *\^)/ && n++ < 3 { text = text $0 " " } END { print substr(text, 1, 600) }' "$1" 2>/dev/null) || :
     refused="${2:+$2: }${refused:-no message}"
 }
 

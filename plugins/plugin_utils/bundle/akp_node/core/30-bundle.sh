@@ -1,4 +1,4 @@
-# shellcheck shell=sh disable=SC2034,SC2086,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Bundle
 # Copy the bundle in directory $1, or on stdin for -, to a private directory, and check digests, signatures, node, and the shape of
 # every line. Sets bundle, dirs and b_*. What was checked is what is used.
@@ -44,12 +44,10 @@ take_directory() {
 # Unpack the bundle on stdin. Where signers are pinned, only its head is unpacked before the signatures are checked: what is not
 # signed cannot fill a disk. What is not compressed is small, and fits beside the work files.
 take_stream() {
-    local plain
-    plain=''
-    head -c $((MAX_STREAM + 1)) >"$work/stream" || die 3 "what came on stdin cannot be kept in $RUN (is it full?)"
+    local packed
+    packed=''
     case $MAX_BUNDLE in '' | *[!0-9]* | ????*) die 2 "AKP_MAX_BUNDLE is a number of megabytes, not \"$MAX_BUNDLE\"" ;; esac
-    IFS= read -r reply <"$work/stream" || :
-    case $reply in '== '*) plain=1 ;; *) need gzip gzip; take_on_disk ;; esac
+    head -c $((MAX_STREAM + 1)) >"$work/stream" || die 3 "what came on stdin cannot be kept in $RUN (is it full?)"
     if signed_only; then
         unpack head 12000000
         manifest "$bundle" || die 2 "$refused"
@@ -60,13 +58,17 @@ take_stream() {
     unpack all "${MAX_BUNDLE}000000"
 }
 
-# Unpack the head or all of the stream, at most $2 bytes. For take_stream, which knows whether it is plain.
+# Unpack the head or all of the stream, at most $2 bytes. For take_stream, which keeps in packed whether it is compressed.
 unpack() {
-    if [ -n "$plain" ]; then refused=$(awk -v dir="$bundle" -v what="$1" -v limit="$2" "$unpack_awk" "$work/stream")
-    else refused=$(gzip -dc <"$work/stream" 2>/dev/null | head -c "$2" | awk -v dir="$bundle" -v what="$1" -v limit="$2" "$unpack_awk")
-    fi || die 3 "the bundle cannot be unpacked in $STATE $FULL"
+    refused=packed
+    [ -n "$packed" ] || refused=$(unpack_into "$@" plain <"$work/stream") || die 3 "the bundle cannot be unpacked in $RUN (is it full?)"
+    if [ "$refused" = packed ]; then
+        [ -n "$packed" ] || { need gzip gzip; take_on_disk; packed=1; }
+        refused=$(gzip -dc <"$work/stream" 2>/dev/null | head -c "$2" | unpack_into "$@" '') || die 3 "the bundle cannot be unpacked in $STATE $FULL"
+    fi
     [ -z "$refused" ] || die 2 "what came on stdin $refused"
 }
+unpack_into() { awk -v dir="$bundle" -v what="$1" -v limit="$2" -v plain="$3" "$unpack_awk"; }
 
 # Read the manifest of directory $1 into b_*. False with refused if it is none. Only characters pass that are safe in a shell.
 manifest() {
@@ -86,28 +88,25 @@ manifest() {
         esac
         key=${line#*\"} value=${line#*\": } value=${value%,} value=${value#\"} value=${value%\"} key=${key%%\"*}
         case $key$value in *[!A-Za-z0-9._/\ :-]* | *..*) return 1 ;; esac
-        case $inside/$key in
-            file/ | file/[!A-Za-z0-9_]* | file/*[!A-Za-z0-9._-]* | file/manifest.json | file/release* | file/log) return 1 ;;
+        case $inside/$key/$value in
+            file/[!A-Za-z0-9_]* | file/*[!A-Za-z0-9._-]*/* | file/manifest.json/* | file/release* | file/log/*) return 1 ;;
             file/*)
                 ! has_file "$key" || { refused="manifest.json: $key is listed twice"; return 1; }
                 is_hex64 "${value% *}" && is_number "${value#* }" || return 1
                 b_names="$b_names$key " b_sums="$b_sums$NL${value% *}  $key"
                 ;;
-            /apiVersion)
-                api=$value refused="manifest.json: apiVersion \"$value\" is not known, this program reads akp/v2"
-                [ "$api" = akp/v2 ] || return 1
-                ;;
-            /kind) b_kind=$value; case $value in Bundle | Delta) ;; *) return 1 ;; esac ;;
-            /mode) b_mode=$value; case $value in iptables | ipvs | nftables | userspace) ;; *) return 1 ;; esac ;;
-            /node) b_node=$value ;;
-            /base) b_base=$value; is_hex64 "$value" || return 1 ;;
-            /generation) b_generation=$value; is_hex64 "$value" || return 1 ;;
-            /servicePorts) b_ports=$value; is_number "$value" || return 1 ;;
-            /endpoints) b_endpoints=$value; is_number "$value" || return 1 ;;
+            /apiVersion/*) api=$value ;;
+            /kind/Bundle | /kind/Delta | /mode/iptables | /mode/ipvs | /mode/nftables | /mode/userspace | /node/*) eval "b_$key=\$value" ;;
+            /base/* | /generation/*) is_hex64 "$value" && eval "b_$key=\$value" || return 1 ;;
+            /servicePorts/*) is_number "$value" && b_ports=$value || return 1 ;;
+            /endpoints/*) is_number "$value" && b_endpoints=$value || return 1 ;;
+            /kind/* | /mode/*) return 1 ;;
         esac
     done <"$1/manifest.json"
-    refused="manifest.json: apiVersion, kind, mode, base or generation is missing"
-    [ -n "$api" ] && [ -n "$b_mode" ] && [ -n "$b_generation" ] && case $b_kind$b_base in Bundle | Delta?*) ;; *) return 1 ;; esac
+    refused="manifest.json: apiVersion \"$api\" is not known, this program reads akp/v2"
+    [ "$api" = akp/v2 ] || return 1
+    refused="manifest.json: kind, mode, base or generation is missing"
+    [ -n "$b_mode" ] && [ -n "$b_generation" ] && case $b_kind$b_base in Bundle | Delta?*) ;; *) return 1 ;; esac
 }
 
 is_hex64() {
@@ -152,9 +151,10 @@ effective() {
 # A bundle may only do what kube-proxy does, whoever made or signed it: every line of every file of directory $1, whose manifest is in
 # b_*, fits a shape; else 2, naming file, line and reason.
 guard() {
-    local shapes names sizes ports proxies vips why
+    local shapes checks names sizes ports proxies vips why
+    checks='function restore() { }'
     "${b_mode}_shapes"
-    names="/dev/null ${b_names%akp-node }"
+    names=${b_names%akp-node } names="/dev/null ${names%akp-leave }"
     setting accept_ports; ports=$reply
     setting proxy_ports; proxies=$reply
     setting vip_ranges; vips=$reply
@@ -162,6 +162,6 @@ guard() {
     # The real lines and bytes, not what the manifest claims.
     sizes=$(cd "$1" && wc -lc $names) || die 3 "the files of the bundle cannot be read"
     why=$(cd "$1" && SHAPES="$settings_shapes$shapes" SIZES="$sizes" ACCEPT_PORTS="$ports" PROXY_PORTS="$proxies" VIP_RANGES="$vips" ENDPOINT_RANGES="$reply" \
-        awk "$addresses_awk$guard_types_awk$guard_shapes_awk$guard_chains_awk$guard_awk" kind="$b_kind" gen="$b_generation" base="$b_base" $names) ||
+        awk "$addresses_awk$guard_types_awk$guard_shapes_awk$checks$guard_awk" kind="$b_kind" gen="$b_generation" base="$b_base" $names) ||
         die 2 "${why:-the bundle cannot be checked}"
 }

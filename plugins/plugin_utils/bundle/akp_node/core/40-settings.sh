@@ -1,21 +1,10 @@
 # shellcheck shell=sh disable=SC2034,SC2154,SC3043
 # ---------------------------------------------------------------- Settings
 # $ETC belongs to the owner of the host: no bundle and no carrier can change what stands there.
-#   node.conf          lines "key value"; lines that begin with # are comments
-#   allowed_signers    whose releases count, in the form of ssh-keygen(1)
-#   revoked_signers    optional: keys that count no more
 SETTINGS='cluster node signatures unsigned keep program accept_ports proxy_ports vip_ranges endpoint_ranges health healthz'
 SETTINGS="$SETTINGS url ca certificate key proxy report fetcher limit textfile"
 
-# reply is the value of a setting, or the default $2.
-setting() {
-    local name rest
-    reply=''
-    if [ -r "$ETC/node.conf" ]; then
-        while read -r name rest || [ -n "$name" ]; do [ "$name" != "$1" ] || reply=$rest; done <"$ETC/node.conf"
-    fi
-    reply=${reply:-${2:-}}
-}
+# include tools/setting.sh
 
 # End with 2 if node.conf says something else than it seems to: an unknown key, a key twice or with a value of another form.
 check_settings() {

@@ -1,12 +1,8 @@
 # shellcheck shell=sh disable=SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Record
-#   lock        held by the verbs that write
-#   record      key=value: what is in force; kept: the states that rollback can reach, words DIGEST/DELTAS/GENERATION
-#   bundles/    DIGEST/ is a bundle as it came, DIGEST/log/1, 2, ... the deltas taken since, as they came
-#   in.PID/     what a run is taking
-#   unsettled   a run was cut short or could not finish: the next one looks at everything and takes no delta
-#   before/     what cleanup has to put back
-#   health.*    copies of what is in force, for akp-health; queued: a change has come and is not in the kernel yet
+# The files of the state directory are listed in docs/node-program.md. A note is lines KEY=value, in variables of one prefix.
+RECORD='snapshot deltas generation mode node flavour time ports endpoints unset kept'    # r_*; kept: words DIGEST/DELTAS/GENERATION
+NOTE='token generation previous boot deadline within'                                   # u_*, see confirm
 
 # Take the lock, which ends with the process; remove what killed runs left, and read the record. Or end with 5.
 lock() {
@@ -36,25 +32,33 @@ unlock() {
     locked=''
 }
 
-# Read the lines key=value of file $2 into the variables $1_key.
+# Read a note: $1_KEY is the value of each KEY after file $2, or empty.
 read_values() {
-    local key value
-    [ ! -f "$2" ] || while IFS='=' read -r key value; do
-        case $key in '' | *[!a-z]*) ;; *) eval "$1_$key=\$value" ;; esac
-    done <"$2"
+    local prefix file key value
+    prefix=$1 file=$2
+    shift 2
+    for key; do eval "${prefix}_$key=''"; done
+    [ ! -f "$file" ] || while IFS='=' read -r key value; do
+        case " $* " in *" $key "*) eval "${prefix}_$key=\$value" ;; esac
+    done <"$file"
+}
+
+# Write a note: the other way round.
+write_values() {
+    local prefix file key text
+    prefix=$1 file=$2 text=''
+    shift 2
+    for key; do eval "text=\"\${text}$key=\$${prefix}_$key\$NL\""; done
+    write_file "$file" "${text%"$NL"}"
 }
 
 # Read the record into r_*. All of them are empty if there is none, or its snapshot is gone.
 read_record() {
-    forget_values
-    read_values r "$STATE/record"
-    if [ -z "$r_snapshot" ] || [ ! -d "$STATE/bundles/$r_snapshot" ]; then forget_values; return 0; fi
-    state_dirs "$r_snapshot" "$r_deltas"
-    r_dirs=$reply
-}
-forget_values() {
-    r_snapshot='' r_deltas=0 r_generation='' r_mode='' r_node='' r_flavour='' r_time=''
-    r_ports=0 r_endpoints=0 r_unset='' r_kept='' r_dirs=''
+    read_values r "$STATE/record" $RECORD
+    [ -d "$STATE/bundles/${r_snapshot:-none}" ] || read_values r '' $RECORD
+    r_deltas=${r_deltas:-0} r_ports=${r_ports:-0} r_endpoints=${r_endpoints:-0} r_dirs=''
+    [ -z "$r_snapshot" ] || { state_dirs "$r_snapshot" "$r_deltas"; r_dirs=$reply; }
+    if [ -e "$STATE/unsettled" ]; then flows_due=1; else flows_due=''; fi
 }
 
 # reply is the directories of the state that bundle $1 and its first $2 deltas make.
@@ -84,41 +88,34 @@ keep_bundle() {
 forward() { case $verb in rollback | restore | undo) return 1 ;; esac; }
 
 # Record bundle $1 with its first $2 deltas, which b_* describe. The states that rollback can reach are listed once each, the one that
-# is replaced last but one; what a new log overwrites cannot be reached any more.
+# is replaced last but one; what a new log overwrites cannot be reached any more. Of them the last $KEEP stay, the one in force, and
+# the one that an undo would go back to; bundles that the record no longer names are removed.
 record_state() {
     local each list kept new old count
     new=$1/$2/$b_generation old=$r_snapshot/$r_deltas/$r_generation list='' kept=''
     if forward; then
-        for each in $r_kept; do [ "$each" = "$old" ] || list="$list $each"; done
-        [ -z "$r_snapshot" ] || list="$list $old"
-        for each in $list; do
+        for each in $r_kept; do [ "$each" = "$old" ] || kept="$kept $each"; done
+        for each in $kept ${r_snapshot:+"$old"}; do
             count=${each#*/} count=${count%/*}
             case $each in */"$b_generation") continue ;; "$1"/*) [ "$count" -lt "$2" ] || continue ;; esac
-            kept="$kept$each "
+            list="$list$each "
         done
-    else kept="$r_kept "
+    else list="$r_kept "
     fi
-    case " $kept" in *" $new "*) ;; *) kept="$kept$new " ;; esac
-    write_record "$1" "$2" "$kept" "$new"
-}
-
-# Write the record, with the last $KEEP of the states $3; $4, which is in force, and the one that an undo would go back to always
-# stay. Remove the bundles that it no longer names.
-write_record() {
-    local each skip kept
-    count_words "$3"
-    skip=$((reply - KEEP)) kept=''
+    case " $list" in *" $new "*) ;; *) list="$list$new " ;; esac
+    count_words "$list"
+    count=$((reply - KEEP)) kept=''
     read_note
-    for each in $3; do
-        skip=$((skip - 1))
-        if [ "$skip" -lt 0 ] || [ "$each" = "$4" ] || [ "${each##*/}" = "${u_previous:-none}" ]; then kept="$kept${kept:+ }$each"; fi
+    for each in $list; do
+        count=$((count - 1))
+        if [ "$count" -lt 0 ] || [ "$each" = "$new" ] || [ "${each##*/}" = "${u_previous:-none}" ]; then kept="$kept${kept:+ }$each"; fi
     done
     epoch
-    reply="time=$reply${NL}ports=$b_ports${NL}endpoints=$b_endpoints${NL}unset=$unset_sysctls${NL}kept=$kept"
-    reply="generation=$b_generation${NL}mode=$b_mode${NL}node=$b_node${NL}flavour=$flavour${NL}$reply"
-    write_file "$STATE/record" "snapshot=$1${NL}deltas=$2${NL}$reply"
+    r_snapshot=$1 r_deltas=$2 r_generation=$b_generation r_mode=$b_mode r_node=$b_node r_flavour=$flavour r_time=$reply
+    r_ports=$b_ports r_endpoints=$b_endpoints r_unset=$unset_sysctls r_kept=$kept
+    write_values r "$STATE/record" $RECORD
     read_record
-    if [ -z "$unfinished" ] && [ -e "$STATE/unsettled" ]; then rm -f "$STATE/unsettled"; fi
+    if [ -z "$unfinished$stays" ] && [ -e "$STATE/unsettled" ]; then rm -f "$STATE/unsettled"; fi
     for each in "$STATE/bundles"/*; do
         case " $r_kept" in *" ${each##*/}/"*) ;; *) [ ! -e "$each" ] || rm -rf "$each" ;; esac
     done
@@ -133,19 +130,3 @@ kept_generations() {
     reply=$list
 }
 
-# Remember, once for each mode, what cleanup has to put back. Written aside and renamed: it is whole or not there.
-remember() {
-    local file
-    [ ! -e "$STATE/before/$b_mode" ] || return 0
-    rm -rf "$STATE/before.new"
-    mkdir "$STATE/before.new"
-    "${b_mode}_remember" "$STATE/before.new"
-    if [ -d "$STATE/before" ]; then
-        for file in "$STATE/before.new"/*; do [ ! -e "$file" ] || mv "$file" "$STATE/before/"; done
-    else
-        : >"$STATE/before.new/sysctls"
-        mv "$STATE/before.new" "$STATE/before"
-        made_before=1
-    fi
-    : >"$STATE/before/$b_mode"
-}

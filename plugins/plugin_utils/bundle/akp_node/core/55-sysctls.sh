@@ -69,17 +69,6 @@ sysctls_undo() {
     done <"$1"
 }
 
-# Put back what was there before the first apply, except a sysctl that was changed since by other means.
-sysctls_restore() {
-    local path value
-    dirs=$r_dirs
-    sysctls_differ ''
-    while read -r path value; do
-        if grep -q "^$path " "$work/sysctls"; then warn "sysctl $path was changed by other means and stays"; else echo "$path $value"; fi
-    done <"$STATE/before/sysctls" >"$work/sysctls.back"
-    sysctls_undo "$work/sysctls.back"
-}
-
 # Take back what this run changed beside the rules, which are back already or were not touched. A first run that fails leaves no
 # record, unless something of it stays: that must not be taken for the host's own later.
 undo_all() {

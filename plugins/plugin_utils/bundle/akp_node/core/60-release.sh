@@ -86,14 +86,16 @@ cap_confirm() {
     confirm_within=600
 }
 
-# Put the program of the applied whole bundle where node.conf says (program PATH). Automation cannot bring one.
+# Put the program of the applied whole bundle where node.conf says (program PATH), and its akp-leave beside it. Automation cannot bring one.
 install_program() {
+    local dir
     setting program
     if [ -z "$reply" ] || [ "$b_kind" = Delta ] || ! has_file akp-node || cmp -s "$bundle/akp-node" "$reply"; then return 0; fi
-    { [ ! -L "${reply%/*}" ] && [ -O "${reply%/*}" ] && [ ! -d "$reply" ] && rm -f "$reply.akp-new" &&
-        cp "$bundle/akp-node" "$reply.akp-new" && chmod 755 "$reply.akp-new" && mv "$reply.akp-new" "$reply"; } ||
-        warn "setting program: $reply is not the path of a file in a directory of root"
+    dir=${reply%/*}
+    { [ ! -L "$dir" ] && [ -O "$dir" ] && { ! has_file akp-leave || place_program akp-leave "$dir/akp-leave"; } &&
+        place_program akp-node "$reply"; } || warn "setting program: $reply is not the path of a file in a directory of root"
 }
+place_program() { [ ! -d "$2" ] && rm -f "$2.akp-new" && cp "$bundle/$1" "$2.akp-new" && chmod 755 "$2.akp-new" && mv "$2.akp-new" "$2"; }
 
 # Verify the release in directory $1 for akp-pull. If it names the generation in force, its counter is noted at once.
 verb_release() {

@@ -1,19 +1,17 @@
 # shellcheck shell=sh disable=SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Flows
-# True if UDP flows are to be looked at; reply is then the files that say to which frontends. When it is first asked, before anything
-# is changed, it notes whether an earlier run could not finish: that one may have failed to look at the flows.
+# True if UDP flows are to be looked at; reply is then the files that say to which frontends. A run that could not finish may have
+# failed to look: then all of them.
 flows_pending() {
-    local dir file due
-    [ -e "$work/flows.due" ] || { if [ -e "$STATE/unsettled" ]; then echo yes; else echo no; fi >"$work/flows.due"; }
-    read -r due <"$work/flows.due"
+    local dir file
     reply=''
     # Of a delta, what it changes.
-    if [ "$due" = no ] && [ "$dirs" = "$r_dirs $bundle" ]; then set -- "$bundle"; else set -- $dirs; fi
+    if [ -z "$flows_due" ] && [ "$dirs" = "$r_dirs $bundle" ]; then set -- "$bundle"; else set -- $dirs; fi
     for dir; do
         for file in "$dir/conntrack.udp" "$dir/conntrack.udp.diff"; do [ ! -s "$file" ] || reply="$reply $file"; done
     done
     # Where record or wish are more than a bundle, their texts cannot be compared.
-    [ -n "$reply" ] && { [ "$due" = yes ] || { [ "$dirs" != "$r_dirs" ] && ! cmp -s "$dirs/conntrack.udp" "$r_dirs/conntrack.udp"; }; }
+    [ -n "$reply" ] && { [ -n "$flows_due" ] || { [ "$dirs" != "$r_dirs" ] && ! cmp -s "$dirs/conntrack.udp" "$r_dirs/conntrack.udp"; }; }
 }
 
 # End UDP flows that are answered from where the new rules no longer send them; with $1 = count, only count them. Sets flows. Whether a

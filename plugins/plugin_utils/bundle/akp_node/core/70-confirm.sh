@@ -1,17 +1,13 @@
-# shellcheck shell=sh disable=SC2015,SC2034,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Confirm
 # A change that may cut its author off is applied with a term: without a confirmation this host goes back by itself. Note where to go
 # back to, start the process that waits, and only then touch the kernel: so whatever dies afterwards, the undo comes.
-#   unconfirmed   key=value: token, generation, previous (to go back to; empty for nothing), boot, deadline, within
-#   undo, undo.pid, undo.log   the program as it was when it armed itself, the process that waits, its last message
-#   foreign/      what another program had in our place, if no bundle of ours was there before
-#   undone        key=value: the last change that was undone; confirmed: token of the last one that was confirmed
 # Time is counted from boot, so setting the clock changes nothing. A reboot ends the term.
 
 # Read the note. Its last line makes it whole: without it there is none.
 read_note() {
-    u_token='' u_generation='' u_previous='' u_boot='' u_deadline=0 u_within=''
-    read_values u "$STATE/unconfirmed"
+    read_values u "$STATE/unconfirmed" $NOTE
+    u_deadline=${u_deadline:-0}
     [ -n "$u_within" ] || u_token='' u_previous=''
 }
 
@@ -65,8 +61,8 @@ confirm_arm() {
 # Write down what waits, for as long as was asked for from now on.
 confirm_note() {
     clock
-    reply="token=$u_token${NL}generation=$u_generation${NL}previous=$u_previous${NL}boot=$u_boot"
-    write_file "$STATE/unconfirmed" "$reply${NL}deadline=$((now / 100 + u_within))${NL}within=$u_within"
+    u_deadline=$((now / 100 + u_within))
+    write_values u "$STATE/unconfirmed" $NOTE
 }
 
 # End before anything was changed.
@@ -134,6 +130,8 @@ confirm_failed() {
     if [ -z "$old_note" ]; then confirm_disarm; else write_file "$STATE/unconfirmed" "$old_note" && rm -f "$STATE/undo.pid"; fi
 }
 
+read_undone() { read_values d "$STATE/undone" generation reason time; }
+
 # Say in the answer of status what waits, and what was undone last.
 confirm_status() {
     local overdue
@@ -143,7 +141,7 @@ confirm_status() {
     if [ -z "$u_token" ]; then put unconfirmed null
     else put unconfirmed "{\"generation\": \"$u_generation\", \"previous\": $reply, \"seconds\": $left, \"overdue\": $overdue}"
     fi
-    read_values d "$STATE/undone"
+    read_undone
     json "$d_reason"
     if [ -z "$d_generation" ]; then put undone null
     else put undone "{\"generation\": \"$d_generation\", \"reason\": $reply, \"at\": $d_time}"
@@ -165,7 +163,7 @@ verb_confirm() {
         [ -z "$unfinished" ] || die 4 "the change stays, but what another mode has in the kernel could not be removed (see the warnings)"
         changed=true
     elif [ -z "$1" ] || [ "$1" != "$(cat "$STATE/confirmed" 2>/dev/null)" ]; then
-        read_values d "$STATE/undone"
+        read_undone
         [ -z "$d_generation" ] || die 2 "too late: generation $d_generation was undone, as it was not confirmed; apply it again"
         die 2 "nothing waits for a confirmation here"
     fi
@@ -205,7 +203,8 @@ confirm_undo() {
     ! confirm_rebooted || reason="not confirmed before the host was rebooted"
     if [ -n "$back" ]; then verb_rollback "$back"; else verb_cleanup; fi
     epoch
-    write_file "$STATE/undone" "generation=$undone${NL}reason=$reason${NL}time=$reply"
+    d_generation=$undone d_reason=$reason d_time=$reply
+    write_values d "$STATE/undone" generation reason time
     confirm_disarm
     say "generation $undone was $reason: undone"
     ! has logger || logger -t akp-node "generation $undone was $reason: undone, back to ${back:-nothing}" 2>/dev/null || :

@@ -4,10 +4,7 @@ HOST_TOOLS='iptables ip6tables iptables-nft iptables-legacy nft ipset ipvsadm co
  curl wget ssh-keygen'
 
 # What this host is and can do. Probes run in throw-away namespaces: nothing is left behind.
-verb_facts() {
-    facts_members
-    answer
-}
+verb_facts() { facts_members; answer; }
 
 # Put the facts into the answer.
 facts_members() {
@@ -25,17 +22,22 @@ facts_members() {
         json "${text%% *}"
         reply="{\"flavour\": \"$kind\", \"version\": $reply}"
     fi
-    list="$list, \"iptables\": $reply" text=''
-    if has nft && in_sandbox nft add table ip akp-probe; then text=$(nft --version | sed -n 's/^nftables v\([0-9.]*\).*/\1/p'); fi
-    json "$text"
-    list="$list, \"nft\": $reply" text=''
-    if has ipset && in_sandbox ipset create AKP-PROBE hash:ip; then text=$(ipset --version | sed -n 's/^ipset v\([0-9.]*\).*/\1/p'); fi
-    json "$text"
+    list="$list, \"iptables\": $reply"
+    version_of nft add table ip akp-probe
+    list="$list, \"nft\": $reply"
+    version_of ipset create AKP-PROBE hash:ip
     put capabilities "{$list, \"ipset\": $reply}"
     list=''
     for name in $HOST_TOOLS; do list="$list${list:+, }\"$name\": $(truth has "$name")"; done
     switch netfilter/nf_conntrack_tcp_be_liberal
     put tcpBeLiberal "$reply" tools "{$list}"
+}
+
+# reply is the version of tool $1 as JSON, null if the command that the arguments make does not work here.
+version_of() {
+    reply=''
+    if has "$1" && in_sandbox "$@"; then reply=$("$1" --version | sed -n 's/^[a-z]* v\([0-9.]*\).*/\1/p'); fi
+    json "$reply"
 }
 
 truth() { if "$@" >/dev/null 2>&1; then echo true; else echo false; fi; }

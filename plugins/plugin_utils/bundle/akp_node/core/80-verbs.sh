@@ -1,16 +1,6 @@
-# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2153,SC2154,SC3043
+# shellcheck shell=sh disable=SC1091,SC2015,SC2034,SC2086,SC2153,SC2154,SC3043
 # ---------------------------------------------------------------- Verbs
-# A mode is a set of functions, and the verbs know no other. DIRS is a bundle directory and those of deltas after it.
-#   M_shapes                shapes: the table of lines that its files may hold
-#   M_preflight             tools and kernel features that $dirs need are there, else 3
-#   M_look GENERATION DIRS  the kernel holds the markers of a generation and the jumps; a cheap look
-#   M_markers               print the markers in the kernel, "FAMILY TABLE GENERATION" each
-#   M_read, M_plan DIRS, M_pending, M_commit    read the kernel, compare, anything to do, carry it out
-#   M_delta DIR             load a delta: 0 taken, 1 refused and all as before, 2 refused and part may be in force
-#   M_before, M_undo_before, M_settle    what rules need beside them, its undo, what follows a change
-#   M_counts, M_report, M_details        the plan as JSON
-#   M_remember DIR, M_keep DIR, M_back DIR    what was there before us
-# In every program: leave_M_present, leave_M    objects of mode M, ours or kube-proxy's; remove them
+# A mode M is a set of functions M_..., listed in docs/node-program.md; the verbs know no other. DIRS is a bundle and the deltas after it.
 
 # The kernel becomes the bundle, or goes where the delta leads; what is there already changes nothing.
 verb_apply() {
@@ -55,11 +45,10 @@ switch_to() {
         end_change
         return 0
     fi
+    closed_directory "$STATE"
     sync_begins
-    "${b_mode}_read"
-    "${b_mode}_preflight"
-    "${b_mode}_plan" $dirs
-    remember
+    make_plan
+    [ -e "$STATE/before/$b_mode" ] || { need_leave; remember; }
     keep_bundle
     keep_program
     confirm_arm
@@ -90,19 +79,12 @@ end_change() {
     print_change
 }
 
-# Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then both serve. Rules go
-# before the sets that they ask.
+# Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then both serve.
 leave_other_modes() {
-    local each
     [ "$r_mode" != "$b_mode" ] || [ -e "$STATE/unsettled" ] || [ -e "$STATE/others" ] || return 0
     # Another program's rules stay until the first change of ours is confirmed: the undo needs only ours to go.
     if [ -n "$armed" ] && [ -z "$r_snapshot" ]; then : >"$STATE/others"; return 0; fi
-    for each in iptables nftables ipvs userspace; do
-        case $b_mode/$each in "$each/$each" | ipvs/iptables | userspace/iptables) continue ;; esac
-        "leave_${each}_present" || continue
-        changed=true
-        "leave_$each" || left_unfinished "what mode $each has in the kernel could not be removed: $refused"
-    done
+    if read_leave; then leave_others; else warn "akp-leave is not here, so what other modes may have in the kernel stays"; fi
     [ ! -e "$STATE/others" ] || rm -f "$STATE/others"
 }
 
@@ -164,7 +146,8 @@ print_change() {
     [ -z "$unfinished" ] || die 4 "the new state is in force, but not all of the old one could be removed (see the warnings)"
     put changed "$changed"
     put_text node "$b_node" mode "$b_mode" flavour "$flavour" generation "$b_generation" previous "$previous"
-    [ ! -d "$work/plan.4" ] || put chains "{$("${b_mode}_counts")}"
+    set -- "$work"/plan.*/counts
+    [ ! -e "$1" ] || put chains "{$(list "$@")}"
     reply=$("${b_mode}_report")
     members="$members${reply:+, }${reply%, }"
     put deltas "$r_deltas" sysctls "$changed_sysctls" flows "$flows"
@@ -172,32 +155,28 @@ print_change() {
     elif confirm_waits && [ "$u_generation" = "$b_generation" ]; then put confirm "\"$u_token\"" confirmWithin "$left"
     else put confirm null confirmWithin null
     fi
-    [ "$verb$verify" != check1 ] || put differences "[$("${b_mode}_details")]"
+    [ "$verb$verify" != check1 ] || put differences "[$(list "$work"/plan.*/detail)]"
     answer
 }
 
 # Compare the kernel with $dirs, and print the answer.
 compare_only() {
-    "${b_mode}_read"
-    "${b_mode}_preflight"
-    "${b_mode}_plan" $dirs
+    make_plan
     sysctls_differ "$r_unset"
     changed_sysctls=$(wc -l <"$work/sysctls")
     flows_apply count
     if "${b_mode}_pending" || [ "$changed_sysctls" -gt 0 ] || [ "$r_generation" != "$b_generation" ]; then changed=true; fi
     print_change
 }
-
-# Is what was applied still there?
-#   applied  every marker is the recorded generation, and the jumps are there
-#   absent   nothing recorded, nothing of ours in the kernel
-#   flushed  recorded, but no marker in the kernel: flushed, or rebooted
-#   partial  some markers or jumps are missing, or a run could not finish
-#   foreign  the kernel has another generation, or chains of ours that are not recorded
-verb_status() {
-    status_members
-    answer
+make_plan() {
+    "${b_mode}_read"
+    "${b_mode}_preflight"
+    [ "$r_mode" = "$b_mode" ] || { need_leave; "${b_mode}_features"; }
+    "${b_mode}_plan" $dirs
 }
+
+# Is what was applied still there? docs/node-program.md lists the states.
+verb_status() { status_members; answer; }
 
 # Put the state, and with --verify every difference from the record, into the answer.
 status_members() {
@@ -211,32 +190,26 @@ status_members() {
     confirm_status
     [ -n "$drift" ] || return 0
     [ "$drift" -eq 0 ] || put since "{\"generation\": \"$r_generation\", \"appliedAt\": $r_time}"
-    put drift "$drift" differences "[$(cat "$work/differences")]"
+    put drift "$drift" differences "[$(list "$work/drift")]"
 }
 
-# reply is how many differences there are between the kernel and the record; $work/differences has them as JSON.
+# reply is how many differences there are between the kernel and the record; $work/drift has them, a line of JSON each.
 find_drift() {
     b_mode=$r_mode dirs=$r_dirs flavour=$r_flavour
     "${b_mode}_read"
     "${b_mode}_plan" $r_dirs
     sysctls_differ "$r_unset"
-    # Not in a pipe, where a tool that fails would leave less to count.
-    "${b_mode}_details" >"$work/details"
-    echo >>"$work/details"
-    awk 'NF && FILENAME !~ /sysctls$/ { printf "%s%s", comma, $0; comma = ", "; next }
-        NF { printf "%s{\"kind\": \"sysctl\", \"name\": \"%s\", \"wanted\": \"%s\", \"actual\": \"%s\"}", comma, $4, $2, $3 }
-        NF { comma = ", " }' \
-        "$work/details" "$work/sysctls" >"$work/differences"
-    cat "$work"/plan.*/detail "$work/sysctls" >"$work/drift"
+    cat "$work"/plan.*/detail >"$work/drift"
+    awk "$quote_awk"'{ print "{\"kind\": \"sysctl\"" member("name", $4) member("wanted", $2) member("actual", $3) "}" }' "$work/sysctls" >>"$work/drift"
     reply=$(wc -l <"$work/drift")
 }
 
 # state is what the kernel has, see verb_status.
 find_state() {
-    local each
     flavour=$r_flavour state=absent
     if [ -z "$r_generation" ]; then
-        for each in iptables nftables ipvs userspace; do if "leave_${each}_present"; then state=foreign; fi; done
+        if read_leave; then leave_present; else reply=''; warn "akp-leave is not here, so rules of a kube-proxy were not looked for"; fi
+        [ -z "$reply" ] || state=foreign
     elif [ ! -e "$STATE/unsettled" ] && "${r_mode}_look" "$r_generation" $r_dirs; then state=applied
     else
         "${r_mode}_markers" >"$work/markers" || die 4 "$refused"
@@ -327,70 +300,35 @@ run_elsewhere() {
     exec sh "$@"
 }
 
+# Read akp-leave, which removes what modes have in the kernel: the one that was made with this program, wherever it lies. False, or the
+# end with 3, if it is not there.
+read_leave() {
+    local file
+    [ -z "$leave_read" ] || return 0
+    for file in "${0%/*}/akp-leave" "$bundle/akp-leave" "$STATE/akp-leave.$MODES" "$STATE"/bundles/*/akp-leave /usr/local/sbin/akp-leave; do
+        [ -f "$file" ] && cp "$file" "$work/leave" 2>/dev/null || continue
+        # What was checked is what is read.
+        case $(sha256sum <"$work/leave") in "$LEAVE "*) . "$work/leave"; leave_read=1; return 0 ;; esac
+    done
+    return 1
+}
+need_leave() { read_leave || die 3 "missing program: akp-leave of this akp-node, to be put beside it (see akp program --part leave)"; }
+
 # Leave a copy of the program that runs, for run_elsewhere and carriers, and the copy's digest.
 keep_program() {
     local copy
     copy=$STATE/akp-node.$b_mode
     if ! runs_from_file || cmp -s "$0" "$copy"; then return 0; fi
-    { rm -f "$copy.sum" && copy_file "$0" "$copy" && reply=$(sha256sum <"$copy") && write_file "$copy.sum" "$reply"; } ||
-        die 3 "$STATE cannot be written $FULL"
+    { rm -f "$copy.sum" && { ! read_leave || copy_file "$work/leave" "$STATE/akp-leave.$b_mode"; } &&
+        copy_file "$0" "$copy" && reply=$(sha256sum <"$copy") && write_file "$copy.sum" "$reply"; } || die 3 "$STATE cannot be written $FULL"
 }
 
 # The host is as it was before the first apply; foreign rules are not touched.
 verb_cleanup() {
-    local each present
     [ -n "$undoing" ] || check_unsigned_verb
     [ -n "$dry_run" ] || lock
-    flavour=$r_flavour present=''
-    for each in iptables nftables ipvs userspace; do if "leave_${each}_present"; then present="$present $each"; fi; done
-    [ -z "$present" ] && [ ! -d "$STATE/before" ] || changed=true
-    if [ -z "$dry_run" ]; then
-        trap '' HUP INT TERM
-        if [ -n "$undoing" ] && [ -f "$STATE/foreign/mode" ]; then
-            read -r b_mode <"$STATE/foreign/mode"
-            [ "$b_mode" = "$MODES" ] || run_elsewhere "$b_mode"
-            as_before=false
-            "${b_mode}_back" "$STATE/foreign" || die_refused
-        else
-            # What a tool refuses to remove comes back as it was.
-            "${MODES}_read"
-            mkdir "$work/keep" && "${MODES}_keep" "$work/keep" || die 3 "what is in the kernel cannot be kept $FULL"
-            as_before=false
-            for each in $present; do "leave_$each" || cleanup_refused; done
-        fi
-        [ ! -d "$STATE/before" ] || sysctls_restore
-        forget_record
-        [ -z "$unfinished" ] || die 4 "what was applied is removed, but not all of the rest could be set back (see the warnings)"
-    fi
-    put changed "$changed"
-    put_text flavour "$flavour"
-    put sysctls "$changed_sysctls"
-    answer
-}
-
-# End because a tool refused to remove what the mode has: that comes back.
-cleanup_refused() {
-    local why
-    why=$refused b_mode=$MODES
-    if "${MODES}_back" "$work/keep" && [ -z "$unfinished" ]; then as_before=true; fi
-    refused=$why
-    die_refused
-}
-
-# Remove the record. What could not be set back is for the next cleanup.
-forget_record() {
-    if [ -n "$unfinished" ] && [ -d "$STATE/before" ]; then write_file "$STATE/before/sysctls" "$(cat "$work/sysctls.left")"
-    else rm -rf "$STATE/before" "$STATE/unsettled"
-    fi
-    [ -n "$undoing" ] || confirm_disarm
-    # Where releases are asked for, an old one must not count again.
-    signed_only || rm -f "$STATE/counter" "$STATE/counter.new"
-    rm -rf "$STATE"/record* "$STATE/bundles" "$STATE/before.new" "$STATE/stale" "$STATE/others" "$STATE/draining" \
-        "$STATE/undone" "$STATE"/confirmed* "$STATE/pull" "$STATE/queued" "$STATE"/health.* "$STATE"/akp-node.*
-    read_record
-    health_sync
-    # Last, as others may begin then. An undo has yet to say that it came to its end.
-    [ -n "$undoing$unfinished" ] || { rm -f "$STATE/lock" && rmdir "$STATE" 2>/dev/null; } || :
+    need_leave
+    cleanup
 }
 
 # Look again at the real servers that were told to leave while they had connections.

@@ -81,7 +81,10 @@ main() {
     # Rules must come back after a reboot, and go when they should, whatever stands there.
     case $verb in apply | check | release) check_settings ;; esac
     for name in awk sed grep sha256sum cp mv rm mkdir cat cmp wc tr head; do has "$name" || die 3 "missing tool: $name"; done
-    [ ! -d "$STATE" ] || own_directory "$STATE"
+    if [ -d "$STATE" ]; then
+        own_directory "$STATE"
+        [ "$verb" = apply ] || closed_directory "$STATE"
+    fi
     read_record
     case $verb in await) ;; *) make_work ;; esac
     # These ask the mode that is recorded.

@@ -1,7 +1,6 @@
 # What iptables-save printed, up to wanted=1: of each table our chains (actual) with their rules (K, count), the jumps to them, and the
 # last foreign rule that leads to a chain. iptables-owned.awk stands before.
 # A difference, as JSON in the file detail; not if quick is set.
-function member(name, value) { return value == "" ? "" : ", \"" name "\": " quote(value) }
 function tell(kind, c, rule) {
     kind = "{\"family\": \"" family "\", \"kind\": \"" kind "\""
     if (!quick) print kind member("table", table) member("chain", c) member("rule", rule) "}" > (out "/detail")

@@ -77,5 +77,6 @@ BEGIN { STAGE = out "/stage"; SWITCH = out "/switch"; REST = out "/rest" }
 END {
     cut()
     for (i = split("mangle filter nat", name, " "); i; i--) if (!((table = name[i]) in ended)) table_end()
-    print added + 0, changed + 0, removed + 0, same - changed, moved + 0 > (out "/counts")
+    text = sprintf("{\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d", added, changed, removed, same - changed)
+    print quote(family) ": " text ", \"jumps\": " moved + 0 "}" > (out "/counts")
 }

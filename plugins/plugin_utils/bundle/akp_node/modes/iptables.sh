@@ -1,4 +1,5 @@
 # shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
+# include tools/iptables.sh
 # ---------------------------------------------------------------- Mode iptables
 # Ours are kube-proxy's chains in nat, filter and mangle, and the jumps to them. A restore file is one transaction per table.
 # The marker is the chain KUBE-PROXY-GEN-DIGITS in nat and filter, whose one rule has the whole generation as its comment.
@@ -6,7 +7,7 @@
 seen=''             # what was read: words FLAVOUR.FAMILY.WHAT, where WHAT is nat, ours, kubelet or firewall
 made_counters=''    # nfacct counters that this run made, or would make
 
-iptables_shapes() { shapes=$iptables_shapes; }
+iptables_shapes() { shapes=$iptables_shapes checks=$iptables_guard_awk; }
 iptables_settle() { :; }
 
 # reply is the rules files of family $1 in directory $2, in the order in which they are loaded; also those of ipvs mode.
@@ -16,7 +17,7 @@ iptables_files() {
     for file in "$2/ip${1#4}tables"-[1-3]-*.rules "$2/ip${1#4}tables.rules"; do [ ! -s "$file" ] || reply="$reply${reply:+ }$file"; done
 }
 
-# End with 3 unless this host has the tools and the kernel features that $dirs need.
+# End with 3 unless this host has the tools that $dirs need.
 iptables_preflight() {
     local fam
     need iptables iptables
@@ -27,10 +28,6 @@ iptables_preflight() {
         need "$reply" iptables
         ipt "$fam" restore
         need "$reply" iptables
-        # Where there is no table, one is tried in a throw-away network namespace, so that none appears here.
-        case $seen in *" $flavour.$fam.nat "*) continue ;; esac
-        ipt "$fam"
-        in_sandbox "$reply" -t nat -N AKP-PROBE || ! in_sandbox true || die 3 "missing kernel feature: the ipv$fam nat table for $reply"
     done
     effective nfacct.rules
     [ ! -s "$reply" ] || need nfacct nfacct
@@ -239,59 +236,9 @@ iptables_refused() {
     return "$code"
 }
 
-iptables_counts() {
-    awk '{ printf "%s\"ipv%d\": {\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d, \"jumps\": %d}", (NR > 1 ? ", " : ""), 2 + 2 * NR, $1, $2, $3, $4, $5 }' \
-        "$work/plan.4/counts" "$work/plan.6/counts"
-}
-
 iptables_report() {
     count_words "$made_counters"
     printf '"counters": %d, ' "$reply"
-}
-
-iptables_details() { awk '{ printf "%s%s", (NR > 1 ? ", " : ""), $0 }' "$work/plan.4/detail" "$work/plan.6/detail"; }
-
-# Write into directory $1 what cleanup needs later: tables, KUBE-FIREWALL and counters as they were before us.
-iptables_remember() {
-    local fam known name
-    for fam in $FAMILIES; do
-        iptables_inventory "$fam" >"$1/tables.$fam" || die 4 "the tables of ipv$fam cannot be read, nothing was changed"
-        sed -n -e '/^:KUBE-FIREWALL /p' -e '/^-A KUBE-FIREWALL /p' -e '/ -j KUBE-FIREWALL$/s/^-A/-I/p' "$work/$flavour.$fam" >"$1/firewall.$fam" && room ||
-            die 4 "what is in KUBE-FIREWALL of ipv$fam cannot be kept, nothing was changed"
-    done
-    known=$(! has nfacct || nfacct list 2>/dev/null) || :
-    for name in $COUNTERS; do case $known in *" = $name;"*) echo "$name" ;; esac; done >"$1/counters"
-}
-
-# Print the tables and built-in chains of family $1 in the nft flavour, as "table" and "table chain" lines. Without nft, those that a
-# table can have count as there.
-iptables_inventory() {
-    if [ "$flavour" != nft ]; then return 0
-    elif has nft; then
-        nft list chains "ip${1#4}" >"$work/chains" 2>/dev/null &&
-            awk '$1 == "table" { t = $3; print t } $1 == "chain" { c = $2 } $1 == "type" { print t, c }' "$work/chains"
-    else awk '/^\*/ { t = substr($1, 2); print t } /^:/ && $2 != "-" { print t, substr($1, 2) }' "$work/nft.$1"
-    fi
-}
-
-# Note in directory $1 what another program has in our place; iptables_back puts exactly that back.
-iptables_keep() {
-    local fam
-    for fam in $FAMILIES; do cp "$work/$flavour.$fam" "$1/iptables.$fam" || return 1; done
-    echo "$flavour" >"$1/flavour"
-}
-
-iptables_back() {
-    local fam
-    refused="what was there before cannot be read"
-    read -r flavour <"$1/flavour" || return 1
-    for fam in $FAMILIES; do
-        iptables_save "$fam" "$work/$flavour.$fam" && iptables_compare "$work/$flavour.$fam" "$1/iptables.$fam" "$work/plan.$fam" own || return 1
-    done
-    iptables_commit || return 1
-    [ -n "$undoing" ] || return 0
-    for fam in $FAMILIES; do iptables_drop_tables "$fam"; done
-    leave_counters
 }
 
 # reply is the nfacct counters of file $1 that the kernel does not have.

@@ -2,9 +2,9 @@
 # pass=have FILES, pass=want FILES, pass=gone lines "-D OPTION SERVER" of virtual servers that go.
 # Writes what comes to out/sets.add, servers.add, addresses.add and timeouts; what goes to out/sets.del, sets.destroy and addresses.del;
 # out/leaving, real servers that leave a virtual server that stays: "OPTION SERVER REAL TOLD", TOLD is 1 if it has weight 0 already;
-# out/detail, every difference; out/counts. A set that was made in another way is built aside as KUBE-AKP-N and swapped in.
+# out/detail, every difference; out/numbers, for the answer. A set that was made in another way is built aside as KUBE-AKP-N and swapped in.
 function kind_of(group) { return group ~ /^-/ ? "server" : group ~ /^KUBE-/ ? "set" : "device" }
-function tell(what, name, text, quiet) { count[what]++; if (!quiet) print what "\t" TABLE[k] "\t" name "\t" text >> (out "/detail") }
+function tell(what, name, text, quiet) { count[what]++; if (!quiet) print "{\"kind\": " quote(what) member("table", TABLE[k]) ", \"name\": " quote(name) member("value", text) "}" > (out "/detail") }
 function put(step, line) { print line > (out "/" FILE[k] "." step) }
 BEGIN {
     TABLE["set"] = "ipset"; ITEM["set"] = "entry"; FILE["set"] = "sets"
@@ -67,6 +67,6 @@ END {
         if (k == "set") { put("destroy", "destroy " group); tell("extra-set", group, "") }
     }
     n = split("missing-set changed-set extra-set missing-entry extra-entry missing-server changed-server extra-server missing-endpoint changed-endpoint extra-endpoint missing-address extra-address", what, " ")
-    for (i = 1; i <= n; i++) printf "%d ", count[what[i]] > (out "/counts")
-    print "" > (out "/counts")
+    for (i = 1; i <= n; i++) printf "%d ", count[what[i]] > (out "/numbers")
+    print "" > (out "/numbers")
 }

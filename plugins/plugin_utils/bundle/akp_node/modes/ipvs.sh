@@ -1,15 +1,15 @@
 # shellcheck shell=sh disable=SC2015,SC2034,SC2046,SC2086,SC2183,SC2154,SC3043
+# include tools/ipvs.sh
 # ---------------------------------------------------------------- Mode ipvs
 # Virtual servers, sets and the device kube-ipvs0; the rules that ask the sets are as in mode iptables. ipset, ipvsadm and ip have no
 # transaction, so the order keeps Services alive: first what comes, then the rules, then what goes. A plan is a directory that
 # ipvs-compare.awk writes.
 IPVS_FILES='ipset-1-frontends.rules ipset-2-endpoints.rules ipvs-1-frontends.rules ipvs-2-endpoints.rules ip.batch'
 
-ipvs_shapes() { shapes=$ipvs_shapes; }
+ipvs_shapes() { shapes=$ipvs_shapes checks=$iptables_guard_awk; }
 ipvs_markers() { iptables_markers; }
 ipvs_before() { :; }
 ipvs_undo_before() { :; }
-ipvs_counts() { iptables_counts; }
 
 # End with 3 if a tool or a module is missing. Modules are loaded here; check only asks whether they could be.
 ipvs_preflight() {
@@ -76,7 +76,7 @@ ipvs_difference() {
     rm -rf "$out"
     mkdir "$out" && : >"$out/detail" && awk "$ipvs_own_awk$ipvs_replay_awk" "$kernel/sets" "$kernel/servers" "$kernel/addresses" >"$out/have" || return 1
     awk "$ipvs_own_awk$ipvs_replay_awk" "$@" >"$out/want" 2>"$work/err" || { [ $? != 9 ] || { first_lines "$work/err"; die 2 "$refused"; }; return 1; }
-    ipvs_ours "$kernel" "$out/want" "$conf" >"$out/servers.del" && awk -F '\t' -v out="$out" "$ipvs_compare_awk" pass=now "$kernel/timeouts" \
+    ipvs_ours "$kernel" "$out/want" "$conf" >"$out/servers.del" && awk -F '\t' -v out="$out" "$quote_awk$ipvs_compare_awk" pass=now "$kernel/timeouts" \
         pass=conf "$conf" pass=have "$out/have" pass=want "$out/want" pass=gone "$out/servers.del" && room
 }
 
@@ -165,8 +165,6 @@ ipvs_delta() {
     drains=$reply
     trap '' HUP INT TERM
     : >"$work/looked"
-    # What unsettled says to flows_pending, that an earlier run could not look at the flows, it does not say here.
-    echo no >"$work/flows.due"
     echo 2>/dev/null >"$STATE/unsettled" || { refused="$STATE cannot be written (is the disk full?)"; return 1; }
     iptables_delta "$1" || code=$?
     [ "$code" != 0 ] || { ipvs_come "$out" && ipvs_go "$out" && { ipvs_note "$drains"; return 0; }; } || ipvs_to_record || code=$?
@@ -208,33 +206,13 @@ ipvs_to_record() {
 # ---------------------------------------------------------------- ipvs: answers
 # Print the plan beyond chains, for the answer.
 ipvs_report() {
-    [ ! -e "$work/plan.ipvs/counts" ] || printf '"sets": {"added": %d, "changed": %d, "removed": %d, "entriesAdded": %d, "entriesRemoved": %d}, "servers": {"added": %d, "changed": %d, "removed": %d, "endpointsAdded": %d, "endpointsChanged": %d, "endpointsRemoved": %d}, "addresses": {"added": %d, "removed": %d}, ' $(cat "$work/plan.ipvs/counts")
+    [ ! -e "$work/plan.ipvs/numbers" ] || printf '"sets": {"added": %d, "changed": %d, "removed": %d, "entriesAdded": %d, "entriesRemoved": %d}, "servers": {"added": %d, "changed": %d, "removed": %d, "endpointsAdded": %d, "endpointsChanged": %d, "endpointsRemoved": %d}, "addresses": {"added": %d, "removed": %d}, ' $(cat "$work/plan.ipvs/numbers")
     reply=0
     [ ! -s "$STATE/draining" ] || while read -r _; do reply=$((reply + 1)); done <"$STATE/draining"
     printf '"draining": %d, ' "$reply"
 }
 
-# Print every difference as JSON, with commas between.
-ipvs_details() {
-    iptables_details >"$work/chains.json"
-    awk -F '\t' "$quote_awk"'
-        json { printf "%s", $0; n = 1; next }
-        { printf "%s{\"kind\": \"%s\", \"table\": \"%s\", \"name\": %s%s}", n++ ? ", " : "", $1, $2, quote($3), $4 == "" ? "" : ", \"value\": " quote($4) }' \
-        json=1 "$work/chains.json" json=0 "$work/plan.ipvs/detail"
-}
-
 # ---------------------------------------------------------------- ipvs: before and after
-# What cleanup needs to know about chains; timeouts are kept when they are set for the first time.
-ipvs_remember() {
-    [ ! -e "$STATE/before/iptables" ] || return 0
-    iptables_remember "$1"
-    : >"$1/iptables"
-}
-
-# Note in directory $1 what another program has in our place; put exactly that back.
-ipvs_keep() { iptables_keep "$1" && ipvs_save "$1/ipvs"; }
-ipvs_back() { ipvs_undo "$1/ipvs" iptables_back "$1" && [ -z "$unfinished" ]; }
-
 # Delete the real servers that were told to leave and have become idle: those that this run found, or that the last one noted.
 ipvs_settle() {
     local from dir

@@ -1,5 +1,5 @@
-# Compare facts: what is there (pass 1) with what is wanted (pass 2). plan() then says what is to be done, for nftables-write.awk; plan.4 and
-# plan.6 have counts and details of what differs, without the markers.
+# Compare facts: what is there (pass 1) with what is wanted (pass 2). plan() then says what is to be done, for nftables-write.awk; plan.ip
+# and plan.ip6 have counts and details of what differs, without the markers.
 #   need[FAMILY, KIND, NAME]    "new": make it, "set": write the rules of a chain anew, "alter": change a set
 #   gone, less, more            objects that go, elements that go and come: commands or the end of one, numbered from 1
 #   todo[WHAT, FAMILY]          "table": make the table, "anew": make it anew, "leave": remove it
@@ -13,7 +13,7 @@ function note(sort, kind, what, text) {
     }
     if (name ~ /^gen-/) return
     if (sort != "") sum[sort, f]++
-    if (kind != "") print kind "\tkube-proxy\t" name "\t" text > (work "/plan." (f == "ip" ? 4 : 6) "/detail")
+    if (kind != "") print "{\"family\": " quote(IPV[f]) member("kind", kind) member("table", "kube-proxy") member("chain", name) member("rule", text) "}" > DETAIL[f]
 }
 function load(text,   part) { key = text; split(text, part, SUBSEP); f = part[1]; type = part[2]; name = part[3]; element = part[4] }
 # Name the rules that differ in a chain.
@@ -44,8 +44,7 @@ function unwanted() {
     if ((2, f SUBSEP type SUBSEP name) in head && !(("anew", f) in todo)) less[++nless] = "delete element " f " kube-proxy " name " { " element " }"
 }
 function plan(   i) {
-    for (i = 4; i <= 6; i += 2) {
-        f = i == 4 ? "ip" : "ip6"
+    for (f in IPV) {
         if ((1, f) in family && !((2, f) in family)) todo["leave", f]
         if ((2, f) in family && !((1, f) in family)) todo["table", f]
     }
@@ -58,13 +57,17 @@ function plan(   i) {
     for (i = 1; i <= n[2]; i++) { load(order[2, i]); wanted() }
     for (i = 1; i <= n[1]; i++) if (!((2, order[1, i]) in head)) { load(order[1, i]); unwanted() }
     tasks += nmore + nless
-    for (i = 4; i <= 6; i += 2) {
-        f = i == 4 ? "ip" : "ip6"
-        print sum["added", f] + 0, sum["changed", f] + 0, sum["removed", f] + 0, sum["same", f] + 0, sum["more", f] + 0, sum["fewer", f] + 0 > (work "/plan." i "/counts")
-        printf "" > (work "/plan." i "/detail")
+    for (f in IPV) {
+        i = sprintf("{\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d", sum["added", f], sum["changed", f], sum["removed", f], sum["same", f])
+        i = i sprintf(", \"elementsAdded\": %d, \"elementsRemoved\": %d}", sum["more", f], sum["fewer", f])
+        print quote(IPV[f]) ": " i > (work "/plan." f "/counts")
+        printf "" > DETAIL[f]
     }
 }
-BEGIN { FS = "\t" }
+BEGIN {
+    FS = "\t"; IPV["ip"] = "ipv4"; IPV["ip6"] = "ipv6"
+    for (f in IPV) DETAIL[f] = work "/plan." f "/detail"
+}
 pass < 3 { key = $1 SUBSEP $2 SUBSEP $3; text = $5 }
 pass < 3 && $4 == "R" { rules[pass, key] = rules[pass, key] "\n" text; next }
 pass < 3 && $4 == "E" { key = key SUBSEP text; text = "" }

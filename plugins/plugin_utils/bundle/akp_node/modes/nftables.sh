@@ -23,12 +23,7 @@ nft_families() {
 }
 
 # Run nft; with -f FILE one transaction, all or nothing. False with refused: its message and the command it is about.
-nft_load() {
-    nft "$@" >/dev/null 2>"$work/nft.err" && return 0
-    refused=$(sed -n -e 's/^.*Error: //p' -e '/^[a-z]/p' "$work/nft.err" | head -n 2 | tr '\n' ' ' | cut -c 1-600) || :
-    refused=${refused:-nft failed}
-    return 1
-}
+nft_load() { nft "$@" >/dev/null 2>"$work/err" || { first_lines "$work/err"; return 1; }; }
 
 # Is chain $2 in the table of family $1? 0 yes, 1 no, 2 nft does not tell. It pretends to delete it, which lists nothing.
 nft_there() {
@@ -48,11 +43,11 @@ nftables_look() {
             echo "delete chain $f kube-proxy $c"
         done
     done >"$work/nft.look"
-    ! nft -c -f "$work/nft.look" >/dev/null 2>"$work/nft.err" || return 1
+    ! nft -c -f "$work/nft.look" >/dev/null 2>"$work/err" || return 1
     busy=0
     while IFS= read -r line; do
         case $line in *'esource busy'*) busy=$((busy + 1)) ;; *'No such file'*) busy=$((busy + 100)) ;; esac
-    done <"$work/nft.err"
+    done <"$work/err"
     case $reply/$busy in 'ip ip6/12' | ip/106 | ip6/106) return 0 ;; esac
     return 1
 }
@@ -60,50 +55,18 @@ nftables_look() {
 # Print the markers that are in the kernel. False with refused if it cannot be read.
 nftables_markers() {
     has nft || return 0
-    nft list chains >"$work/nft.chains" 2>"$work/nft.err" || { first_lines "$work/nft.err"; return 1; }
+    nft list chains >"$work/nft.chains" 2>"$work/err" || { first_lines "$work/err"; return 1; }
     awk '$1 == "table" { f = $2 " " $3 } $1 == "chain" && f ~ /^ip6? kube-proxy$/ && sub(/^gen-/, "", $2) { print (f ~ /^ip6/ ? "ipv6" : "ipv4"), "kube-proxy", $2 }' "$work/nft.chains"
 }
 
-# ---------------------------------------------------------------- nftables: preflight
-# Every kind of object and rule that kube-proxy makes.
-NFT_FEATURES='nf_tables with comments on tables|add table F akp { comment "probe" ; } ; add chain F akp t
-comments on chains|add chain F akp c { comment "probe" ; }
-nat chains (module nft_chain_nat)|add chain F akp n { type nat hook postrouting priority 100 ; }
-verdict maps with concatenated keys|add map F akp m { type TYPE . inet_proto . inet_service : verdict ; comment "probe" ; }
-dynamic sets with timeouts|add set F akp s { type TYPE ; flags dynamic,timeout ; timeout 60s ; }
-set updates from rules|add rule F akp c update @s { F saddr }
-fib lookups (module nft_fib)|add rule F akp c fib saddr type local return
-conntrack matches (module nft_ct)|add rule F akp c ct state new ct status dnat return
-reject (module nft_reject)|add rule F akp c reject
-random maps of address and port (nft 1.0.1 and Linux 5.13)|add rule F akp c meta l4proto tcp dnat F addr . port to numgen random mod 2 map { 0 : ADDR . 80 , 1 : ADDR . 81 }
-random verdict maps (module nft_numgen)|add rule F akp c numgen random mod 2 vmap { 0 : goto t , 1 : goto t }
-masquerading (module nft_masq)|add rule F akp n masquerade fully-random
-lookups in verdict maps|add rule F akp c F daddr . meta l4proto . th dport vmap @m'
-
-# End with 3 if nft is too old, or the kernel lacks a feature that kube-proxy's rules need.
+# End with 3 if nft or conntrack is missing, or nft too old.
 nftables_preflight() {
-    local version f
+    local version
     need nft nftables
     version=$(nft --version 2>/dev/null) || :
     version=${version#nftables v} version=${version%% *}
     case $version in 0.* | 1.0.0*) die 3 "missing tool: nft 1.0.1 or newer (package nftables), this is $version" ;; esac
-    nft_families "${dirs%% *}" || die 3 "nftables-1-endpoints.nft cannot be read"
-    for f in $reply; do nft_probe "$f"; done
     ! flows_pending || need conntrack conntrack
-}
-
-# Try every feature in a family, changing nothing. If one is refused, find out which: each needs those before it.
-nft_probe() {
-    local to what command
-    case $1 in ip) to='s/TYPE/ipv4_addr/;s/ADDR/192.0.2.1/g' ;; ip6) to='s/TYPE/ipv6_addr/;s/ADDR/2001:db8::1/g' ;; esac
-    printf '%s\n' "$NFT_FEATURES" | sed -e "s/ F / $1 /g" -e "$to" >"$work/features"
-    sed 's/^[^|]*|//' "$work/features" >"$work/probe"
-    nft_load -c -f "$work/probe" && return 0
-    : >"$work/probe"
-    while IFS='|' read -r what command; do
-        printf '%s\n' "$command" >>"$work/probe"
-        nft_load -c -f "$work/probe" || die 3 "missing kernel feature: $what, family $1: $refused"
-    done <"$work/features"
 }
 
 # ---------------------------------------------------------------- nftables: plan
@@ -111,9 +74,9 @@ nft_probe() {
 nft_list() {
     local f t
     : >"$1"
-    nft list tables >"$work/nft.tables" 2>"$work/nft.err" || return 1
+    nft list tables >"$work/nft.tables" 2>"$work/err" || return 1
     while read -r _ f t; do
-        case $f/$t in ip/kube-proxy | ip6/kube-proxy) nft list table "$f" kube-proxy >>"$1" 2>"$work/nft.err" || return 1 ;; esac
+        case $f/$t in ip/kube-proxy | ip6/kube-proxy) nft list table "$f" kube-proxy >>"$1" 2>"$work/err" || return 1 ;; esac
     done <"$work/nft.tables"
 }
 
@@ -124,7 +87,7 @@ nftables_read() {
     if ! has nft; then : >"$work/nft.listing"
     elif [ -n "$verify" ] || [ "$r_mode" != nftables ] || [ -e "$STATE/unsettled" ] || ! nftables_look "$r_generation" $r_dirs; then
         nft_list "$work/nft.listing" && return 0
-        first_lines "$work/nft.err"
+        first_lines "$work/err"
         die 4 "the kernel's tables cannot be read, nothing was changed: $refused"
     fi
 }
@@ -142,8 +105,8 @@ nft_unplanned() { die 3 "the plan could not be made (is $RUN full?)"; }
 
 # Plan the way from the facts in $1 to those in $2: counts, details and transactions, with the text of the facts in $3.
 nft_transactions() {
-    mkdir "$work/nft" "$work/plan.4" "$work/plan.6" || nft_unplanned
-    awk -v work="$work" -v out="$work/nft" -v CHUNK="$CHUNK" -v witness="taken-$$" "$nftables_diff_awk$nftables_write_awk" \
+    mkdir "$work/nft" "$work/plan.ip" "$work/plan.ip6" || nft_unplanned
+    awk -v work="$work" -v out="$work/nft" -v CHUNK="$CHUNK" -v witness="taken-$$" "$quote_awk$nftables_diff_awk$nftables_write_awk" \
         pass=1 "$1" pass=2 "$2" pass=3 "$3" || nft_unplanned
     room || nft_unplanned
 }
@@ -151,7 +114,7 @@ nft_transactions() {
 # Plan the change to what DIRS lead to.
 nftables_plan() {
     local from to
-    rm -rf "$work/nft" "$work/plan.4" "$work/plan.6"
+    rm -rf "$work/nft" "$work"/plan.*
     nft_replay "$work/nft.wanted" "$@"
     from=$work/nft.actual to=$work/nft.wanted
     if [ ! -e "$work/nft.listing" ]; then nft_replay "$from" $r_dirs
@@ -190,8 +153,8 @@ nft_aside() {
     # A family that cannot be listed would be one that is not wanted.
     # shellcheck disable=SC2016 # for the other shell
     unshare -n sh -c 'for f in "$0"/stage.* "$0"/switch; do [ ! -e "$f" ] || nft -f "$f" || exit 1; done
-        for f; do nft list table "$f" kube-proxy || exit 1; done' "$work/nft" $reply >"$work/listing" 2>"$work/nft.err" && return 0
-    first_lines "$work/nft.err"
+        for f; do nft list table "$f" kube-proxy || exit 1; done' "$work/nft" $reply >"$work/listing" 2>"$work/err" && return 0
+    first_lines "$work/err"
     return 1
 }
 
@@ -225,7 +188,7 @@ nft_carry_out() {
     trap '' HUP INT TERM
     # Both families switch in one transaction: all of it, or the kernel stays as it was.
     if nft_load -c -f "$work/nft/switch" && { nft_load -f "$work/nft/switch" || nft_taken; }; then
-        nft_drop "$work/nft/drop" "$work/nft.wanted"
+        nft_drop "$work/nft/drop"
         return 0
     fi
     nft_unstage "$found"
@@ -252,28 +215,17 @@ nft_unstage() {
     refused=$first
 }
 
-# Delete the chains of file $1, which nothing refers to any more, and those that an earlier run could not delete, unless the other files,
-# facts or commands, want them again. Where the kernel is not ready it is asked again, now and at the next run; until then they are empty.
+# Delete the chains of file $1, if there is one, which nothing refers to any more. Where the kernel is not ready it is asked again. What stays
+# is empty; the next run lists the tables and tries again.
 nft_drop() {
-    local file line
-    file=$1
-    shift
-    if [ -s "$STATE/stale" ]; then
-        [ -e "$file" ] || file=/dev/null
-        awk 'pass == 2 { if (!(($3, $5) in wanted)) print; next }
-            $1 == "add" && $2 == "chain" { wanted[$3, $5] = 1 }
-            $2 == "chain" && $4 == "H" { wanted[$1, $3] = 1 }' "$@" pass=2 "$STATE/stale" "$file" >"$work/drop" || { left_unfinished "stale chains stay"; return 0; }
-        file=$work/drop
-        : >"$STATE/stale"
-    fi
-    if [ ! -s "$file" ] || nft_load -f "$file"; then return 0; fi
-    sleep 1
-    ! nft_load -f "$file" || return 0
-    while read -r line; do
-        printf '%s\n' "$line" >"$work/one"
-        nft_load -f "$work/one" || case $refused in *'No such file'*) ;; *) printf '%s\n' "$line" >>"$STATE/stale" ;; esac
-    done <"$file"
-    [ ! -s "$STATE/stale" ] || warn "$(wc -l <"$STATE/stale") stale chains stay, empty, until the next run: $refused"
+    local pause
+    for pause in 1 2 0; do
+        if [ ! -s "$1" ] || nft_load -f "$1"; then return 0; fi
+        sleep "$pause"
+    done
+    warn "chains that should go stay, empty, until the next run: $refused"
+    stays=1
+    : >"$STATE/unsettled"
 }
 
 # Load a delta: one transaction, so there is nothing to undo, then the drop of what it emptied. An nft that died after the kernel had
@@ -296,29 +248,13 @@ nftables_delta() {
         refused=$first
         [ "$status" = 0 ] || return "$status"
     fi
-    nft_drop "$drop" "$@"
+    nft_drop "$drop"
 }
 
 # ---------------------------------------------------------------- nftables: answers
-nftables_counts() {
-    awk '{ printf "%s\"ipv%s\": {\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d, \"elementsAdded\": %d, \"elementsRemoved\": %d}", (NR > 1 ? ", " : ""), fam, $1, $2, $3, $4, $5, $6 }' \
-        fam=4 "$work/plan.4/counts" fam=6 "$work/plan.6/counts"
-}
-
-nftables_details() {
-    awk -F '\t' "$quote_awk"'{
-        printf "%s{\"family\": \"%s\", \"kind\": \"%s\", \"table\": \"%s\", \"chain\": %s", (NR > 1 ? ", " : ""), family, $1, $2, quote($3)
-        printf "%s}", ($4 == "" ? "" : ", \"rule\": " quote($4))
-    }' family=ipv4 "$work/plan.4/detail" family=ipv6 "$work/plan.6/detail"
-}
-
-# Nothing but the tables is ours, and cleanup removes them; nothing is needed beside them.
-nftables_remember() { :; }
+# Nothing is needed beside the tables.
 nftables_report() { :; }
 nftables_settle() { :; }
 nftables_before() { :; }
 nftables_undo_before() { :; }
 
-# Keep what another program has in the tables; nftables_back puts exactly that in place of ours.
-nftables_keep() { ! has nft || nft_list "$1/nft"; }
-nftables_back() { leave_nftables "$1/nft"; }

@@ -1,19 +1,15 @@
 # shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
+# include tools/userspace.sh
 # ---------------------------------------------------------------- Mode userspace
 # Rules as in mode iptables lead to ports of this host, where proxies take endpoints in turn. Proxies change first and rules after:
 # no rule leads to a port where nothing listens. $work/proxy has the files that are wanted, $PROXY those in force.
 PEERS=127.0.0.1:10269    # by which a new HAProxy learns from the old one which client has which endpoint
 said=''                  # what became of each proxy, for the answer
 
-userspace_shapes() { shapes=$userspace_shapes; }
+userspace_shapes() { shapes=$userspace_shapes checks=$iptables_guard_awk; }
 userspace_markers() { iptables_markers; }
 userspace_undo_before() { :; }
 userspace_settle() { :; }
-userspace_counts() { iptables_counts; }
-userspace_details() { iptables_details; }
-userspace_remember() { iptables_remember "$1"; }
-userspace_keep() { iptables_keep "$1"; }
-userspace_back() { iptables_back "$1"; }
 userspace_read() { iptables_read; }
 userspace_delta() { refused="bundles of mode userspace are always whole"; return 1; }
 userspace_report() { printf '"proxies": {%s}, ' "$said"; }

@@ -21,16 +21,7 @@ fail() {
     exit 1
 }
 
-# Put file $1 at $2 for others to read. The directory may belong to another user: the new file has a random name and must not exist
-# (set -C), its mode comes from the umask, and mv -T takes a name for a name, even if it is a link or a directory.
-put_file() {
-    local new
-    read -r new </proc/sys/kernel/random/uuid
-    new=${2%/*}/.akp.$new
-    if (umask 022 && set -C && cat "$1" >"$new" && mv -f -T "$new" "$2") 2>/dev/null; then return 0; fi
-    rm -f "$new"
-    return 1
-}
+# include tools/put-file.sh
 
 # Print the value of a member of the answer $2: a word or a number.
 member() { printf '%s\n' "$2" | sed -n "s/.*\"$1\": \"\{0,1\}\([A-Za-z0-9.]*\).*/\1/p"; }

@@ -61,13 +61,7 @@ leave() {
     [ -n "$answered" ] || case $1 in 143) die 143 "ended by a signal" ;; *) die 3 "ended in the middle, see the messages above (is a disk full?)" ;; esac
 }
 
-# reply is the value of a setting, or the default $2.
-setting() {
-    local name rest
-    reply=''
-    if [ -r "$ETC/node.conf" ]; then while read -r name rest || [ -n "$name" ]; do [ "$name" != "$1" ] || reply=$rest; done <"$ETC/node.conf"; fi
-    reply=${reply:-${2:-}}
-}
+# include tools/setting.sh
 
 # Read the record of akp-node.
 read_record() {
@@ -254,16 +248,7 @@ heal() {
 }
 
 # ---------------------------------------------------------------- Report
-# Put file $1 at $2 for others to read. The directory may belong to another user: the new file has a random name and must not exist
-# (set -C), its mode comes from the umask, and mv -T takes a name for a name, even if it is a link or a directory.
-put_file() {
-    local new
-    read -r new </proc/sys/kernel/random/uuid
-    new=${2%/*}/.akp.$new
-    if (umask 022 && set -C && cat "$1" >"$new" && mv -f -T "$new" "$2") 2>/dev/null; then return 0; fi
-    rm -f "$new"
-    return 1
-}
+# include tools/put-file.sh
 
 # Keep the answer $1, have the metrics written, and report the answer where node.conf says. What is nothing new is said once an hour,
 # so that a poll without news is one request.

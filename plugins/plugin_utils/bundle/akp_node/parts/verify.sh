@@ -38,15 +38,7 @@ fail() {
     exit "$code"
 }
 
-# reply is the value of a setting of node.conf, or the default $2.
-setting() {
-    local name rest
-    reply=''
-    if [ -r "$ETC/node.conf" ]; then
-        while read -r name rest || [ -n "$name" ]; do [ "$name" != "$1" ] || reply=$rest; done <"$ETC/node.conf"
-    fi
-    reply=${reply:-${2:-}}
-}
+# include tools/setting.sh
 
 # reply is the Node that this host is: the one in node.conf, or the host's name in small letters.
 this_node() {

@@ -1,61 +1,6 @@
 # shellcheck shell=sh disable=SC2015,SC2034,SC2154,SC3043
-# ---------------------------------------------------------------- iptables: its tools, and leaving it
-# The nft and the legacy flavour are two sets of tables in one kernel, with tools of their own.
-COUNTERS='ct_state_invalid_dropped_pkts localhost_nps_accepted_pkts'    # of nfacct, which rules of kube-proxy count with
-
-# reply is the command of family $1 in the chosen flavour: ipt 6 save -> ip6tables-nft-save.
-ipt() {
-    case $1 in 4) reply=iptables ;; *) reply=ip6tables ;; esac
-    if has "$reply-$flavour${2:+-$2}"; then reply=$reply-$flavour; fi
-    reply=$reply${2:+-$2}
-}
-
-# reply is the flavour of the plain command; true if there is a command for flavour $1.
-iptables_plain() { case $(iptables -V 2>/dev/null) in *nf_tables*) reply=nft ;; *) reply=legacy ;; esac; }
-iptables_has() { has "iptables-$1" || { has iptables && iptables_plain && [ "$reply" = "$1" ]; }; }
-
-# reply is those of our tables that family $1 has in the legacy flavour. To read another one would make it.
-iptables_tables() {
-    local name file
-    reply='' file=/proc/net/ip6_tables_names
-    [ "$1" = 6 ] || file=/proc/net/ip_tables_names
-    [ ! -r "$file" ] || while read -r name; do case $name in mangle | filter | nat) reply="$reply $name " ;; esac; done <"$file"
-}
-
-# Write the tables of family $1 to file $2, as iptables-save prints them. False with refused if they cannot be read: what
-# cannot be read must not be taken for what is not there.
-iptables_save() {
-    local tool t
-    : >"$2"
-    ipt "$1" save
-    tool=$reply t=''
-    has "$tool" || return 0
-    if [ "$flavour" = nft ]; then
-        # A kernel without nf_tables, and foreign tables that iptables cannot print, are no failure.
-        "$tool" >"$2" 2>"$work/err" || grep -q -e 'rule set generation' -e incompatible "$work/err" || t=all
-    else
-        iptables_tables "$1"
-        for t in $reply; do "$tool" -t "$t" >>"$2" 2>"$work/err" || break; t=''; done
-    fi
-    [ -n "$t" ] || return 0
-    first_lines "$work/err" "$tool failed, so what the kernel has is not known"
-    return 1
-}
-
-# Load file $2 of restore input in family $1, a transaction per table. On failure refused has the message and the line.
-iptables_load() {
-    local line
-    ipt "$1" restore
-    "$reply" -w 5 --noflush <"$2" >/dev/null 2>"$work/err" && return 0
-    first_lines "$work/err" "$reply"
-    case $refused in *[Ll]ine\ [0-9]* | *[Ll]ine:\ [0-9]*)
-        line=${refused##*[Ll]ine} line=${line#:} line=${line# } line=${line%%[!0-9]*}
-        refused="$refused-- $(awk -v n="$line" '/^\*/ { t = substr($1, 2) } NR == n { print (/^COMMIT/ ? "COMMIT of table " t : $0); exit }' "$2")" || :
-        ;;
-    esac
-    return 1
-}
-
+# include tools/iptables.sh
+# ---------------------------------------------------------------- Leaving iptables
 # True if chains of kube-proxy are there, in either flavour, or counters for cleanup; also if that cannot be told, where status ends
 # with 4. What would remove them is in $work/leave.*.
 leave_iptables_present() {
@@ -100,12 +45,6 @@ leave_iptables() {
     leave_counters
 }
 
-# Warn of the chains in file $1, lines "table chain rule".
-iptables_warn_kept() {
-    local t c rule
-    while read -r t c rule; do warn "chain $c of table $t is empty but stays: a rule that is not ours jumps to it: $rule"; done <"$1"
-}
-
 # Remove tables and built-in chains of family $1 that were not there before us (before/tables.N) and hold nothing; nft flavour only.
 # All of it twice: a chain that is not there and a tool that failed look the same.
 iptables_drop_tables() {
@@ -135,13 +74,58 @@ leave_counters() {
     done
 }
 
-# Delete a counter. The kernel lets go of removed rules a moment after the transaction, so it is tried for a while.
-drop_counter() {
-    local try said
-    for try in 1 2 3 4 5 6 7 8 9; do
-        nfacct get "$1" >/dev/null 2>&1 || return 0
-        ! said=$(nfacct delete "$1" 2>&1) || return 0
-        sleep 0.2 2>/dev/null || sleep 1
+# Write into directory $1 what cleanup needs later: tables, KUBE-FIREWALL and counters as they were before us.
+iptables_remember() {
+    local fam known name
+    for fam in $FAMILIES; do
+        iptables_inventory "$fam" >"$1/tables.$fam" || die 4 "the tables of ipv$fam cannot be read, nothing was changed"
+        sed -n -e '/^:KUBE-FIREWALL /p' -e '/^-A KUBE-FIREWALL /p' -e '/ -j KUBE-FIREWALL$/s/^-A/-I/p' "$work/$flavour.$fam" >"$1/firewall.$fam" && room ||
+            die 4 "what is in KUBE-FIREWALL of ipv$fam cannot be kept, nothing was changed"
     done
-    case $said in *busy*) warn "counter $1 is in use and stays" ;; *) left_unfinished "counter $1 could not be removed" ;; esac
+    known=$(! has nfacct || nfacct list 2>/dev/null) || :
+    for name in $COUNTERS; do case $known in *" = $name;"*) echo "$name" ;; esac; done >"$1/counters"
+}
+
+# Print the tables and built-in chains of family $1 in the nft flavour, as "table" and "table chain" lines. Without nft, those that a
+# table can have count as there.
+iptables_inventory() {
+    if [ "$flavour" != nft ]; then return 0
+    elif has nft; then
+        nft list chains "ip${1#4}" >"$work/chains" 2>/dev/null &&
+            awk '$1 == "table" { t = $3; print t } $1 == "chain" { c = $2 } $1 == "type" { print t, c }' "$work/chains"
+    else awk '/^\*/ { t = substr($1, 2); print t } /^:/ && $2 != "-" { print t, substr($1, 2) }' "$work/nft.$1"
+    fi
+}
+
+# Note in directory $1 what another program has in our place; iptables_back puts exactly that back.
+iptables_keep() {
+    local fam
+    for fam in $FAMILIES; do cp "$work/$flavour.$fam" "$1/iptables.$fam" || return 1; done
+    echo "$flavour" >"$1/flavour"
+}
+
+iptables_back() {
+    local fam
+    refused="what was there before cannot be read"
+    read -r flavour <"$1/flavour" || return 1
+    for fam in $FAMILIES; do
+        iptables_save "$fam" "$work/$flavour.$fam" && iptables_compare "$work/$flavour.$fam" "$1/iptables.$fam" "$work/plan.$fam" own || return 1
+    done
+    iptables_commit || return 1
+    [ -n "$undoing" ] || return 0
+    for fam in $FAMILIES; do iptables_drop_tables "$fam"; done
+    leave_counters
+}
+
+# End with 3 if there can be no nat table in a family of the bundle. It is tried in a throw-away network namespace, so that none
+# appears here.
+iptables_features() {
+    local fam
+    for fam in $FAMILIES; do
+        iptables_files "$fam" "${dirs%% *}"
+        [ -n "$reply" ] || continue
+        case $seen in *" $flavour.$fam.nat "*) continue ;; esac
+        ipt "$fam"
+        in_sandbox "$reply" -t nat -N AKP-PROBE || ! in_sandbox true || die 3 "missing kernel feature: the ipv$fam nat table for $reply"
+    done
 }

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2034,SC2154,SC3043
-# ---------------------------------------------------------------- userspace: its proxies, and leaving them
+# ---------------------------------------------------------------- userspace: its proxies
 # HAProxy for TCP and nginx for UDP, as the distribution has them. systemd runs them where it is init, by units of ours that need no
 # root; elsewhere they are daemons that give up root once they have begun. They read files here, and know nothing else.
 PROXY=${AKP_PROXY:-/run/akp-userspace}
@@ -34,13 +34,4 @@ proxy_stop() {
         sleep 0.2 2>/dev/null || sleep 1
     done
     return 1
-}
-
-# True if proxies of ours are there, or their files.
-leave_userspace_present() { [ -e "$PROXY" ]; }
-
-leave_userspace() {
-    local name
-    for name in $PROXIES; do proxy_stop "$name" || return 1; done
-    rm -rf "$PROXY"
 }

@@ -1,4 +1,4 @@
-# guard-chains.awk (before guard.awk) - tables and chains of restore files.
+# iptables-guard.awk (before guard.awk) - tables and chains of restore files.
 # A line of a restore file stands in a table of ours that has an end, each table once. CHAIN["4/nat/KUBE-X "] is the file that declared
 # the chain last, FULL once it has rules: they stand together. A plan and a replay read files chain by chain, and rely on that.
 function restore(   op, c) {
