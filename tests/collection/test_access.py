@@ -24,6 +24,7 @@ def account(nodes: Lab) -> Node:
     node = nodes.node("n1")
     key = (nodes.state / "id_ed25519.pub").read_text()
     script = f"""
+install -m 0755 {PROGRAM.with_name("akp-leave")} /usr/local/sbin/akp-leave
 install -m 0755 {PROGRAM} /usr/local/sbin/akp-node
 install -m 0755 {ACCESS}/akp-ssh /usr/local/sbin/akp-ssh
 install -m 0440 {ACCESS}/sudoers.shell /etc/sudoers.d/akp

@@ -37,6 +37,7 @@ GatewayPorts yes
 """
 
 _SETUP = f"""
+install -m 0755 {PROGRAM.with_name("akp-leave")} /usr/local/sbin/akp-leave
 install -m 0755 {PROGRAM} /usr/local/sbin/akp-node
 install -m 0755 {ACCESS}/akp-ssh /usr/local/sbin/akp-ssh
 install -m 0440 {ACCESS}/sudoers /etc/sudoers.d/akp
