@@ -17,6 +17,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 PROGRAM = "akp-node"
+LEAVE = "akp-leave"  # a part of the program that few runs need; it lies beside it
 # What a node of a mode needs beside the core; ipvs and userspace mode have iptables rules as well.
 MODES = {
     "iptables": ("iptables",),
