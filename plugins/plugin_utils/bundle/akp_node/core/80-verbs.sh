@@ -208,7 +208,7 @@ find_drift() {
 find_state() {
     flavour=$r_flavour state=absent
     if [ -z "$r_generation" ]; then
-        if read_leave; then leave_present; else reply=''; warn "akp-leave is not here, so rules of a kube-proxy were not looked for"; fi
+        if read_leave; then leave_present; else warn "akp-leave is not here, so rules of a kube-proxy were not looked for"; reply=''; fi
         [ -z "$reply" ] || state=foreign
     elif [ ! -e "$STATE/unsettled" ] && "${r_mode}_look" "$r_generation" $r_dirs; then state=applied
     else
