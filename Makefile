@@ -54,7 +54,7 @@ matrix: packages  ## a sync and a scenario with Python 3.11 to 3.13 and ansible-
 sanity: setup  ## what is shipped, as ansible-test sees it
 	@.ci/ansible-test sanity
 	@# What the others test knows nothing of Ansible; `make test` runs them all.
-	@.ci/ansible-test units tests/unit/plugins
+	@.ci/ansible-test units tests/unit/plugins/
 
 pictures: setup  ## docs/images anew, taken of the pages in Chromium
 	@AKP_WRITE_DOCS=1 $(BIN)/pytest -q tests/page
