@@ -38,9 +38,9 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packa
 lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
-# The slow files wait more than they compute, and come first (tests/conftest.py).
+# Many tests wait more than they compute. The slow ones come first (tests/conftest.py). An idle worker takes tests of another.
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
-	@$(BIN)/pytest -q --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder -m 'not controlplane and not soak' $(ARGS)
+	@$(BIN)/pytest -q --numprocesses $$(($$(nproc) + 2)) --dist worksteal -m 'not controlplane and not soak' $(ARGS)
 
 soak: setup controlplane  ## minutes of faults, load and random input (root); AKP_WRITE_DOCS=1 writes the table of docs/reliability.md
 	@$(BIN)/pytest -q --timeout 3600 -m soak $(ARGS)
@@ -53,7 +53,8 @@ matrix: packages  ## a sync and a scenario with Python 3.11 to 3.13 and ansible-
 
 sanity: setup  ## what is shipped, as ansible-test sees it
 	@.ci/ansible-test sanity
-	@.ci/ansible-test units
+	@# What the others test knows nothing of Ansible; `make test` runs them all.
+	@.ci/ansible-test units tests/unit/plugins/
 
 pictures: setup  ## docs/images anew, taken of the pages in Chromium
 	@AKP_WRITE_DOCS=1 $(BIN)/pytest -q tests/page

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 # Variables that each run has for itself. Ansible reads all others at its imports.
@@ -89,13 +89,13 @@ class Warm:
 
 def read_modules() -> None:
     """Everything that a run of ours imports, and what Ansible reads of plugins when they are first used."""
-    import ansible.cli
-    import ansible.cli.playbook
-    from ansible.plugins import loader
+    cli: Any = importlib.import_module("ansible.cli")
+    importlib.import_module("ansible.cli.playbook")
+    loader: Any = importlib.import_module("ansible.plugins.loader")
 
     loader.init_plugin_loader()
     # A run begins with this; twice is a warning.
-    ansible.cli.init_plugin_loader = lambda *_: None
+    cli.init_plugin_loader = lambda *_: None
     for folder in ("action", "filter"):
         for path in sorted((PLUGINS / folder).glob("*.py")):
             importlib.import_module(f"ansible_collections.agentless.kube_proxy.plugins.{folder}.{path.stem}")
@@ -114,9 +114,8 @@ def read_modules() -> None:
 
 def become(argv: list[str], cwd: str, variables: dict[str, str], folder: str) -> NoReturn:
     """A run of ansible-playbook, to its end."""
-    import ansible.constants
-    from ansible.cli.playbook import main
-
+    constants: Any = importlib.import_module("ansible.constants")
+    playbook: Any = importlib.import_module("ansible.cli.playbook")
     for number, file in ((0, Path(os.devnull)), (1, Path(folder) / "stdout"), (2, Path(folder) / "stderr")):
         opened = os.open(file, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, number)
@@ -127,9 +126,9 @@ def become(argv: list[str], cwd: str, variables: dict[str, str], folder: str) ->
     atexit._clear()
     own = tempfile.TemporaryDirectory(prefix="ansible-local-")
     atexit.register(own.cleanup)
-    ansible.constants.DEFAULT_LOCAL_TMP = own.name
+    constants.DEFAULT_LOCAL_TMP = own.name
     sys.argv = argv
-    main(argv)
+    playbook.main(argv)
     sys.exit(0)
 
 

@@ -81,8 +81,12 @@ def probes(cluster: Cluster, most: int = 6) -> list[Probe]:
     for service in services:
         if SOMEBODY_ELSES in service["metadata"].get("labels", {}):
             continue
+        # An address of a family that the Service does not have is no destination of it. It may be a host's own.
+        served = {":" in address for address in service["spec"]["clusterIPs"]}
         for port in service["spec"]["ports"]:
             for _, address, number in _ways(cluster, service, port):
+                if (":" in address) not in served:
+                    continue
                 backends.setdefault((address, number, port["protocol"]), set()).update(
                     _backends(cluster, service, port)
                 )

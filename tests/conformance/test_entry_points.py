@@ -15,6 +15,7 @@ from agentless_kube_proxy.cli import main
 from agentless_kube_proxy.cluster.files import cluster_files, documents
 from agentless_kube_proxy.cluster.record import Record, record_of, snapshot_of
 from agentless_kube_proxy.plan.bundles import Target, render
+from agentless_kube_proxy.proxy.compat import COMPATS, DEFAULT_COMPAT
 from agentless_kube_proxy.publish.publishing import History, Inputs, publish
 from agentless_kube_proxy.publish.store import Publication, Terms
 from agentless_kube_proxy.tasks.directory import WorkDirectory
@@ -34,7 +35,8 @@ class Golden:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         version, _mode, self.node = (folder / "kube-proxy").read_text().split()
-        self.compat = ".".join(version.removeprefix("v").split(".")[:2])
+        minor = ".".join(version.removeprefix("v").split(".")[:2])
+        self.compat = minor if minor in COMPATS else DEFAULT_COMPAT  # of userspace mode there is one minor only
         self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
 
     @property

@@ -285,3 +285,27 @@ def test_who_may_answer_a_probe_are_the_endpoints_of_its_service_port() -> None:
     node_only = {"192.168.77.11", "192.168.78.200", "127.0.0.1", "::1", packets.CALLER}
     for probe in made:
         assert probe.callers == node_only | ({probe.address} if probe.address else set())
+
+
+def test_a_host_answers_for_its_address_where_a_service_of_the_other_family_has_it_as_external_ip() -> None:
+    ports = [{"name": "web", "port": 80, "protocol": "TCP"}]
+    spec = {"clusterIP": "fd00:10:96::1", "clusterIPs": ["fd00:10:96::1"], "ports": ports}
+    service = {
+        "kind": "Service", "metadata": {"namespace": "a", "name": "six"},
+        "spec": {**spec, "externalIPs": ["192.168.77.12", "2001:db8:51::1"]},
+    }  # fmt: skip
+    piece = {
+        "kind": "EndpointSlice",
+        "metadata": {"namespace": "a", "name": "six", "labels": {"kubernetes.io/service-name": "six"}},
+        "addressType": "IPv6", "ports": [{**ports[0], "port": 8080}],
+        "endpoints": [{"addresses": ["fd00:10:244:1::8"]}],
+    }  # fmt: skip
+    addresses = [{"type": "InternalIP", "address": address} for address in ("192.168.77.11", "fd77::11")]
+    node = {"kind": "Node", "metadata": {"name": "n1"}, "status": {"addresses": addresses}}
+    made = packets.probes(Cluster(1, "iptables", "n1", {}, (node, service, piece)))
+    found = {(probe.destination, probe.port): set(probe.backends) for probe in made if probe.port == 80}
+    assert found == {
+        ("fd00:10:96::1", 80): {"fd00:10:244:1::8 8080"},
+        ("2001:db8:51::1", 80): {"fd00:10:244:1::8 8080"},
+        ("192.168.77.12", 80): {"192.168.77.12 80"},
+    }

@@ -390,6 +390,7 @@ def test_a_removed_endpoint_keeps_its_connections_until_they_end(routed: World) 
     assert not [line for line in world.kernel()["servers"] if f"-r {far}:" in line]
 
 
+@pytest.mark.soak
 def test_what_a_delta_told_to_leave_the_next_delta_deletes_if_it_is_idle(routed: World) -> None:
     world = routed
     states = [world.state(*world.web(11, *pods)) for pods in (("near", "far-1"), ("near",), ("near", "far-2"))]
@@ -434,6 +435,7 @@ def draining(world: World, number: int) -> Iterator[State]:
         connection.close()
 
 
+@pytest.mark.soak
 def test_who_cannot_be_told_to_leave_stays_with_all_the_rest(routed: World, tmp_path: Path) -> None:
     """Once that was a run that said ok, and neither it nor the next saw that new connections still went there."""
     world = routed
@@ -447,6 +449,7 @@ def test_who_cannot_be_told_to_leave_stays_with_all_the_rest(routed: World, tmp_
         assert world.status()["drift"] == 0
 
 
+@pytest.mark.soak
 def test_who_was_leaving_still_is_after_a_failed_return(routed: World, tmp_path: Path) -> None:
     world = routed
     with draining(world, 22) as one:
@@ -459,6 +462,7 @@ def test_who_was_leaving_still_is_after_a_failed_return(routed: World, tmp_path:
         assert world.akp("drain").json["draining"] == 1
 
 
+@pytest.mark.soak
 def test_who_is_idle_and_cannot_be_deleted_is_not_forgotten(routed: World, tmp_path: Path) -> None:
     world = routed
     with draining(world, 23) as one:
@@ -540,6 +544,7 @@ exec {real} "$@" <{directory}/input
     return {"AKP_PATH": str(directory)}
 
 
+@pytest.mark.soak
 def test_what_cannot_be_removed_is_undone_with_the_rules(world: World, tmp_path: Path) -> None:
     """By then the rules are the new ones; they go back too."""
     old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))
@@ -559,6 +564,7 @@ def test_what_cannot_be_removed_is_undone_with_the_rules(world: World, tmp_path:
     assert world.status()["drift"] == 0
 
 
+@pytest.mark.soak
 def test_timeouts_go_back_with_the_rest(world: World, tmp_path: Path) -> None:
     old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))
     new = world.bundle(world.state(*world.web(5, "near"), ipvs={"tcpTimeout": "20m", "udpTimeout": "1m"}))
@@ -573,6 +579,7 @@ def test_timeouts_go_back_with_the_rest(world: World, tmp_path: Path) -> None:
     assert world.sh("ipvsadm -L --timeout") == before
 
 
+@pytest.mark.soak
 def test_what_cannot_be_put_back_either_is_said_and_healed(world: World, tmp_path: Path) -> None:
     """A tool that fails for good, for a while: no run calls that well, and the first one that can ends it."""
     old = world.bundle(world.state(*world.web(5, *ALL), *world.web(6, "near")))
@@ -610,6 +617,7 @@ def test_a_set_that_a_foreign_rule_asks_stays(clean: World) -> None:
     assert world.empty()
 
 
+@pytest.mark.soak
 def test_a_set_that_should_go_and_does_not_is_said_and_goes_with_the_next_run(clean: World, tmp_path: Path) -> None:
     world = clean
     world.apply(world.state(*world.web(5, *ALL)))

@@ -153,6 +153,18 @@ def test_a_client_keeps_its_pod_until_it_was_away_for_long_enough(world: World) 
     assert len(later) > 1
 
 
+@pytest.mark.soak
+def test_a_client_keeps_its_pod_over_a_reload(world: World) -> None:
+    sticky = {"sessionAffinity": "ClientIP"}
+    world.apply(*web(*PODS, **sticky))
+    first = world.call()
+    time.sleep(7)  # a younger HAProxy has nothing to hand over yet
+    more = [service("more", clusterIP="10.96.7.8"), slice_of("more", PODS[0])]
+    assert world.apply(*web(*PODS, **sticky), *more)["proxies"] == {"haproxy": "reloaded"}
+    time.sleep(1)
+    assert {world.call() for _ in range(9)} == {first}
+
+
 def test_a_pod_that_refuses_and_one_that_is_silent_cost_no_call(world: World) -> None:
     world.apply(*web(PODS[0], REFUSING))
     assert {world.call() for _ in range(20)} == {PODS[0]}

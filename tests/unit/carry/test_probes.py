@@ -125,8 +125,8 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("shell", [["dash"], ["busybox", "ash"]], ids=lambda shell: shell[0])
 def test_a_node_probes_with_what_it_has(shell: list[str], path: str, web: int, closed: int, tmp_path: Path) -> None:
-    def say(*probes: dict[str, Any]) -> str:
-        script = node_script(parse_probes([{"from": "node", "timeout": 1, **each} for each in probes], HERE))
+    def say(*probes: dict[str, Any], timeout: int = 30) -> str:
+        script = node_script(parse_probes([{"from": "node", "timeout": timeout, **each} for each in probes], HERE))
         argv = [str(shutil.which(shell[0])), *shell[1:], "-c", f"{script}echo well"]
         return subprocess.run(
             argv, capture_output=True, text=True, check=False, env={"PATH": path}, cwd=tmp_path
@@ -150,7 +150,7 @@ def test_a_node_probes_with_what_it_has(shell: list[str], path: str, web: int, c
         {**http, "port": closed},
         {**http, "port": closed, "contains": "all"},
     ):
-        told = json.loads(say({"port": web}, bad))
+        told = json.loads(say({"port": web}, bad, timeout=1))
         assert told["probe"] is True
         assert "does not answer from the node" in told["error"]
     assert not (tmp_path / "pwned").exists()
