@@ -4,7 +4,7 @@
 #   stage            chains that nothing leads to yet, cut between Services into transactions of about chunk lines (nft flavour)
 #   switch           one transaction per table: everything else
 #   names, rest      its end, if nat is new in the legacy flavour: iptables-legacy takes names faster in order
-#   detail, counts   every difference as JSON, numbers; kept: chains that should go, but a foreign rule leads to them
+#   detail, counts   differences as JSON, numbers; kept: chains that should go, but a foreign rule leads to them
 # iptables-nft looks up every chain that a transaction names in a sorted list; a listing at the top has it read a large table once.
 function put(line) {
     if (!open++) print "*" table (flavour == "nft" && chains[table] > 1000 ? "\n-S" : "") > SWITCH
@@ -24,8 +24,7 @@ function finish(   i) {
 }
 function rewrite(c,   i, n, m, left) {
     changed++; m = count[table, c]
-    put(":" c " - [0:0]")
-    for (i = 1; i <= wn; i++) put(W[i])
+    put(":" c " - [0:0]"); for (i = 1; i <= wn; i++) put(W[i])
     for (i = 1; i <= m && !quick; i++) left[K[table, c, i]]++
     for (i = 1; i <= wn && !quick; i++) if (left[W[i]]-- <= 0) { tell("missing-rule", c, W[i]); n++ }
     for (i = m; i > 0 && !quick; i--) if (left[K[table, c, i]]-- > 0) { tell("extra-rule", c, K[table, c, i]); n++ }
@@ -65,8 +64,7 @@ BEGIN { STAGE = out "/stage"; SWITCH = out "/switch"; REST = out "/rest" }
         how = !(key in want) ? "jump" : key in count ? "compare" : waits(last) ? "stage" : "put"
     }
     if (how == "compare") W[++wn] = $0
-    else if (how == "stage") stage($0)
-    else if (how == "put") put($0)
+    else if (how == "stage") stage($0); else if (how == "put") put($0)
     else if (!is_jump(table, $0) || !missing($0)) next
     else if (/ -j KUBE-NODEPORT-(CONTAINER|HOST)$/) inserts = inserts "\n" $0    # of mode userspace: after all other rules
     else inserts = "\n-I" substr($0, 3) inserts
@@ -77,6 +75,6 @@ BEGIN { STAGE = out "/stage"; SWITCH = out "/switch"; REST = out "/rest" }
 END {
     cut()
     for (i = split("mangle filter nat", name, " "); i; i--) if (!((table = name[i]) in ended)) table_end()
-    text = sprintf("{\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d", added, changed, removed, same - changed)
-    print quote(family) ": " text ", \"jumps\": " moved + 0 "}" > (out "/counts")
+    text = "%s: {\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d, \"jumps\": %d}\n"
+    printf text, quote(family), added, changed, removed, same - changed, moved > (out "/counts")
 }
