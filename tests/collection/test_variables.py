@@ -156,7 +156,7 @@ def test_what_runs_at_boot_is_what_the_words_say(nodes: Lab, inventory: Path, tm
         assert cron("kube_proxy_boot_check_minutes=0") == ["@reboot"]
         assert cron("kube_proxy_boot_check_minutes=1") == ["@reboot", "* * * * *"]
         assert cron("kube_proxy_boot_check_minutes=60") == ["@reboot", "0 * * * *"]
-        assert node.run(["ls", "/usr/local/sbin"]).stdout == "akp-node\n"
+        assert node.run(["ls", "/usr/local/sbin"]).stdout.split() == ["akp-leave", "akp-node"]
     finally:
         words = ("kube_proxy_hosts=n1", "kube_proxy_boot_state=absent", "kube_proxy_install=false")
         typed("boot_services", inventory, tmp_path, *words)

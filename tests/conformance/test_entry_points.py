@@ -26,7 +26,7 @@ from . import goldens
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "plugins" / "plugin_utils"
-BESIDE = ("akp-node", "manifest.json")  # a published bundle has no program, and a manifest that names none
+BESIDE = ("akp-leave", "akp-node", "manifest.json")  # a published bundle has no program, and a manifest that names none
 
 
 class Golden:

@@ -131,8 +131,10 @@ class WorkDirectory:
             write_atomic(file, text)
             # A run that goes on for days is akp watch, and no summary is made of it.
             for old in file.parent.iterdir():
-                if old.stat().st_mtime < time.time() - _KEPT_SECONDS:
-                    old.unlink(missing_ok=True)
+                # Tasks of other hosts write and rename files there at the same time.
+                with contextlib.suppress(FileNotFoundError):
+                    if old.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                        old.unlink()
         return file.stem
 
     def _shared(self, name: str, known: dict[str, tuple[Change, ...]]) -> tuple[Change, ...]:
