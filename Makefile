@@ -38,9 +38,9 @@ $(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packa
 lint: setup  ## every linter; silence is good news
 	@.ci/lint
 
-# Many tests wait more than they compute. The slow ones come first (tests/conftest.py). An idle worker takes tests of another.
+# Many tests wait more than they compute. The slow files come first (tests/conftest.py). Tests of one file may build on another.
 test: setup  ## unit tests, and packets through real kernels in the lab (root)
-	@$(BIN)/pytest -q --numprocesses $$(($$(nproc) + 2)) --dist worksteal -m 'not controlplane and not soak' $(ARGS)
+	@$(BIN)/pytest -q --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder -m 'not controlplane and not soak' $(ARGS)
 
 soak: setup controlplane  ## minutes of faults, load and random input (root); AKP_WRITE_DOCS=1 writes the table of docs/reliability.md
 	@$(BIN)/pytest -q --timeout 3600 -m soak $(ARGS)

@@ -113,7 +113,7 @@ def sync(plane: ControlPlane, token: str, inventory: Path, work: Path, *argument
 
 
 def test_the_shipped_role_is_enough_and_no_more(plane: ControlPlane, token: str) -> None:
-    _account, role, _binding = yaml.safe_load_all(RBAC.read_text())
+    _account, role, *_others = yaml.safe_load_all(RBAC.read_text())
     granted = {
         (group, resource, verb)
         for rule in role["rules"]
