@@ -59,7 +59,7 @@ sanity: setup  ## what is shipped, as ansible-test sees it
 pictures: setup  ## docs/images anew, taken of the pages in Chromium
 	@AKP_WRITE_DOCS=1 $(BIN)/pytest -q tests/page
 
-demo: setup  ## three nodes, a shop and its traffic, in about a minute (root)
+demo: setup  ## three nodes, a shop, and ansible-playbook at work, in about a minute (root); ARGS="--mode nftables"
 	@$(BIN)/python -m tests.lab.demo $(ARGS)
 
 bench: setup  ## speed as ratios, all from one run (root)
