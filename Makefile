@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test soak fuzz matrix sanity pictures demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test soak fuzz matrix sanity pictures demo bench controlplane conformance record-goldens release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,6 +75,9 @@ conformance: setup controlplane  ## the rules of a real kube-proxy against ours 
 
 record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
 	@$(BIN)/python -m tests.conformance --record $(ARGS)
+
+release: setup  ## collection, wheel, SBOM and checksums of the last commit in dist; the same bytes each time
+	@$(BIN)/python .ci/release $(ARGS)
 
 clean:  ## everything that make made, except system packages
 	@rm -rf $(VENV) build dist collections tests/output .ansible .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
