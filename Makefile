@@ -77,7 +77,7 @@ record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a re
 	@$(BIN)/python -m tests.conformance --record $(ARGS)
 
 release: setup  ## collection, wheel, SBOM and checksums of the last commit in dist; the same bytes each time
-	@$(BIN)/python .ci/release $(ARGS)
+	@$(BIN)/python .ci/release
 
 clean:  ## everything that make made, except system packages
 	@rm -rf $(VENV) build dist collections tests/output .ansible .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
