@@ -24,7 +24,7 @@ setup: packages $(VENV)/.installed  ## system packages by apt, everything else i
 packages:
 	@.ci/packages
 
-$(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packages
+$(VENV)/.installed: requirements.txt requirements-ansible.txt requirements-dev.txt pyproject.toml | packages
 	@[ -x $(BIN)/python ] || "$$($(find_python))" -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
