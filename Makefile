@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test soak fuzz matrix sanity pictures demo bench controlplane conformance record-goldens clean
+.PHONY: help setup packages lint test soak fuzz matrix sanity pictures demo bench controlplane conformance record-goldens release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,7 +24,7 @@ setup: packages $(VENV)/.installed  ## system packages by apt, everything else i
 packages:
 	@.ci/packages
 
-$(VENV)/.installed: requirements.txt requirements-dev.txt pyproject.toml | packages
+$(VENV)/.installed: requirements.txt requirements-ansible.txt requirements-dev.txt pyproject.toml | packages
 	@[ -x $(BIN)/python ] || "$$($(find_python))" -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
@@ -75,6 +75,9 @@ conformance: setup controlplane  ## the rules of a real kube-proxy against ours 
 
 record-goldens: setup controlplane  ## tests/conformance/goldens anew, from a real kube-proxy (root)
 	@$(BIN)/python -m tests.conformance --record $(ARGS)
+
+release: setup  ## collection, wheel, SBOM and checksums of the last commit in dist; the same bytes each time
+	@$(BIN)/python .ci/release
 
 clean:  ## everything that make made, except system packages
 	@rm -rf $(VENV) build dist collections tests/output .ansible .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info

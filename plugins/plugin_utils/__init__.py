@@ -20,4 +20,4 @@ Data flows in one direction, and each part knows only those before it:
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

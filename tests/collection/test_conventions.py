@@ -55,7 +55,8 @@ def test_the_artefact_holds_what_is_in_git_and_nothing_else(artefact: Path) -> N
     left_out = {name.split("/")[0] for name in tracked - shipped}
     assert left_out <= {
         *(".ansible-lint", ".ci", ".editorconfig", ".gitignore", ".pre-commit-config.yaml", ".shellcheckrc"),
-        *(".yamllint", ".github", "Makefile", "galaxy.yml", "pyproject.toml", "requirements-dev.txt", "tests"),
+        *(".yamllint", ".github", "Makefile", "galaxy.yml", "pyproject.toml", "tests"),
+        *("requirements-ansible.txt", "requirements-dev.txt"),
     }
     for needed in ("README.md", "LICENSE", "requirements.txt", "bindep.txt", "meta/execution-environment.yml"):
         assert needed in shipped
@@ -69,11 +70,37 @@ def test_nothing_of_a_development_machine_is_shipped(artefact: Path) -> None:
             assert not member.issym()
 
 
-def test_an_execution_environment_can_be_built_of_it() -> None:
-    definition = yaml.safe_load((ROOT / "meta" / "execution-environment.yml").read_text())
-    for kind, file in definition["dependencies"].items():
-        assert kind in ("python", "system")
-        assert (ROOT / file).read_text().strip()
+def test_an_execution_environment_gets_what_the_collection_needs_but_no_ansible(installed: Path) -> None:
+    """What a build of an image asks of the collections that it has installed."""
+    done = subprocess.run(
+        [str(BIN / "ansible-builder"), "introspect", str(installed)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = yaml.safe_load(done.stdout)
+    python, system = ({line.split("  #")[0] for line in found[kind]} for kind in ("python", "system"))
+    required = set((ROOT / "requirements.txt").read_text().split())
+    assert not any(line.startswith("ansible") for line in required)
+    # ansible-builder leaves out what comes with ansible-core anyway.
+    assert required - python == {"PyYAML>=6.0"}
+    assert python <= required
+    assert {"openssh-client [platform:dpkg]", "openssh-clients [platform:rpm]"} <= system
+
+
+def test_the_context_of_an_execution_environment_can_be_made(tmp_path: Path) -> None:
+    definition = ROOT / "examples" / "execution-environment" / "execution-environment.yml"
+    subprocess.run(
+        [
+            *(str(BIN / "ansible-builder"), "create", "--output-filename", "Containerfile"),
+            *("--file", str(definition), "--context", str(tmp_path)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    wanted = yaml.safe_load((tmp_path / "_build" / "requirements.yml").read_text())
+    assert wanted == {"collections": ["agentless.kube_proxy"]}
+    assert "ansible-galaxy collection install" in (tmp_path / "Containerfile").read_text()
 
 
 def test_the_installed_collection_works(installed: Path, nodes: Lab, inventory: Path, tmp_path: Path) -> None:

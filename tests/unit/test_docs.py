@@ -30,8 +30,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert [page.name for page in ROOT.glob("docs/*.md") if f"docs/{page.name}" not in readme] == []
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text()
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text()
+    pages = [page.relative_to(docs).as_posix() for page in docs.rglob("*.md") if page != docs / "README.md"]
+    assert [page for page in pages if f"]({page})" not in index] == []
 
 
 def test_no_fault_of_the_table_left_a_half_state_or_lost_a_service_or_did_not_heal() -> None:

@@ -19,7 +19,7 @@ LC_ALL=C
 PATH=${AKP_PATH:+$AKP_PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin${PATH:+:$PATH}
 export LC_ALL PATH
 
-VERSION=0.1.0
+VERSION=0.2.0
 STATE=${AKP_STATE:-/var/lib/akp}                 # the record
 RUN=${AKP_RUN:-/run/akp}                         # work files
 ETC=${AKP_ETC:-/etc/akp}                         # what the owner of this host pins
