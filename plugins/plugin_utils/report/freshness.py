@@ -106,7 +106,7 @@ def _lost(parts: Sequence[Segment]) -> float:
 def _blocks(found: Mapping[str, Sequence[Segment]], now: float) -> tuple[tuple[Block, ...], int]:
     """How many nodes were in which bad state, column by column; equal neighbours are one block."""
     width = SPAN / _COLUMNS
-    counts: list[dict[str, int]] = [{} for _ in range(_COLUMNS)]
+    counts: list[dict[str, int]] = [{} for _column in range(_COLUMNS)]
     for parts in found.values():
         worst: dict[int, str] = {}
         for began, ended, state in parts:

@@ -106,7 +106,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         # No name may hide or reverse what stands beside it.
-        finalize=lambda value: visible(value) if type(value) is str else value,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
     words = {"moment": moment, "age": age, "counted": counted, "number": "{:,}".format}
     made.globals.update(words, style=Markup(_asset("style.css")))
