@@ -18,6 +18,7 @@ author:
   - The agentless.kube_proxy contributors (@agentless)
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
+  - agentless.kube_proxy.prove
   - agentless.kube_proxy.rules
   - agentless.kube_proxy.ledger
   - agentless.kube_proxy.attributes
@@ -48,13 +49,6 @@ options:
       - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
     default: 100
-  prove:
-    description:
-      - Prove what changes before any node gets it, as C(akp prove) does. Every frontend of each node that changes is
-        followed through its new rules, and no address may have two owners. Fails with the smallest counterexample.
-      - If not given, the variable C(kube_proxy_prove) holds.
-    type: bool
-    default: false
   plan:
     description:
       - A plan that the playbook C(plan_services) wrote. Fails unless it has the digest O(plan_digest), or enough

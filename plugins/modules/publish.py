@@ -20,6 +20,7 @@ author:
 extends_documentation_fragment:
   - agentless.kube_proxy.directory
   - agentless.kube_proxy.ledger
+  - agentless.kube_proxy.prove
   - agentless.kube_proxy.rules
   - agentless.kube_proxy.attributes
   - agentless.kube_proxy.attributes.control
@@ -81,13 +82,6 @@ options:
       - If not given, the variable C(kube_proxy_max_removed_percent) holds.
     type: int
     default: 50
-  prove:
-    description:
-      - Prove what changes before any node gets it, as C(akp prove) does. Every frontend of each node that changes is
-        followed through its new rules, and no address may have two owners. Fails with the smallest counterexample.
-      - If not given, the variable C(kube_proxy_prove) holds.
-    type: bool
-    default: false
 seealso:
   - module: agentless.kube_proxy.snapshot
   - module: agentless.kube_proxy.install

@@ -148,7 +148,7 @@ effective() {
 }
 
 # ---------------------------------------------------------------- Guard
-# A bundle may only do what kube-proxy does, whoever made or signed it: every line of every file of directory $1, whose manifest is in
+# A bundle may only do what kube-proxy does, however it was made and signed: every line of every file of directory $1, whose manifest is in
 # b_*, fits a shape; else 2, naming file, line and reason.
 guard() {
     local shapes checks names sizes ports proxies vips why

@@ -33,7 +33,7 @@ check_release() {
 }
 
 # Where automation alone has signed, end with 2 unless the bundle changes endpoints of the record only, which must not change after
-# this. A delta that does not begin at the record is not taken, whoever signed it.
+# this. A delta that does not begin at the record is not taken, with any signature.
 check_automation() {
     [ -n "$automated" ] || return 0
     [ -z "$r_generation" ] || [ "$b_mode/$b_node" = "$r_mode/$r_node" ] ||
