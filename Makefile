@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup packages lint test soak fuzz matrix sanity pictures demo bench controlplane conformance record-goldens release clean
+.PHONY: help setup packages lint test soak fuzz matrix sanity pictures docs demo tutorial bench controlplane conformance record-goldens release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,8 +59,14 @@ sanity: setup  ## what is shipped, as ansible-test sees it
 pictures: setup  ## docs/images anew, taken of the pages in Chromium
 	@AKP_WRITE_DOCS=1 $(BIN)/pytest -q tests/page
 
-demo: setup  ## three nodes, a shop, and ansible-playbook at work, in about a minute (root); ARGS="--mode nftables"
+docs: setup  ## the pages and a reference of playbooks, roles and plugins as a static site, in build/site
+	@$(BIN)/python .ci/docs
+
+demo: setup  ## three nodes, a shop, and ansible-playbook at work, in about a minute (root); ARGS="--mode nftables", ARGS=--api
 	@$(BIN)/python -m tests.lab.demo $(ARGS)
+
+tutorial: setup controlplane  ## a shell in a small cluster, to follow docs/tutorial.md (root)
+	@$(BIN)/python -m tests.controlplane.kubeadm
 
 bench: setup  ## speed as ratios, all from one run (root)
 	@$(BIN)/python -m tests.bench $(ARGS)
@@ -69,6 +75,7 @@ controlplane:  ## kube-apiserver and kube-proxy, compiled once (Go); KUBERNETES=
 	@tests/controlplane/build $(KUBERNETES)
 
 conformance: setup controlplane  ## the rules of a real kube-proxy against ours (root)
+	@tests/controlplane/build 1.25 >/dev/null
 	@# What needs no control plane is part of `make test`.
 	@$(BIN)/pytest -q --numprocesses 2 --dist loadfile -m 'controlplane and not soak' tests/conformance
 	@$(BIN)/python -m tests.conformance $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(ARGS)

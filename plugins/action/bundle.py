@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,25 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.notes i
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.specs import spec
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What a run begins with."""
+
+    options: Mapping[str, Any]
+    directory: WorkDirectory
+    targets: list[Target] | None  # the hosts of the play; without a play, all nodes
+    frontends: Frontends
+    clusters: approval.Clusters  # snapshots, each with the hosts that get its rules
+    waiting: tuple[Warned, ...]  # what has to be approved first
+    approved: approval.Approval | None
+    planning: bool
+
+    @property
+    def snapshot(self) -> Path:
+        """The cluster that most hosts are to serve."""
+        return self.clusters[0][0]
+
+
 class ActionModule(ControlAction):
     """Renders bundles for the hosts of a play, or for all nodes."""
 
@@ -75,85 +95,33 @@ class ActionModule(ControlAction):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         """Render what is not known, write what is needed, and say who needs it."""
         watch = Stopwatch()
-        directory = self.directory(options)
-        plan = Path(options["plan"]).expanduser() if options["plan"] else None
-        approved = self._approved(plan, options)
-        snapshot = plan_snapshot(plan) if plan else directory.snapshot
-        if options["snapshot"]:
-            snapshot = Path(options["snapshot"]).expanduser()
-        if options["digest"] and peek(snapshot) != options["digest"]:
-            raise AnsibleActionFail(
-                f"{snapshot}: has the digest {peek(snapshot) or 'of no snapshot'}, but {options['digest']} was asked "
-                "for: this is not the cluster that the other runs see"
-            )
-        names = options["node_names"]
-        targets = None
-        if options["hosts"] is not None:
-            targets = [target(directory, host, names.get(host, "")) for host in options["hosts"]]
-        frontends = Frontends(directory.frontends)
-        waiting: tuple[Warned, ...] = ()
-        clusters: approval.Clusters = [(snapshot, targets)]
-        # A plan is for those who have yet to agree. It changes nothing, so the word alone is not enough.
-        planning = options["planning"] and self.check
-        if options["approval"] == "frontends" and not plan and not planning:
-            clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
-            snapshot = clusters[0][0]
-        configuration, settings = self._configuration(options, directory, snapshot, approved)
+        run = self._facts_of_run(options)
+        configuration, settings = self._configuration(run)
         choices = configuration.choices
-        outcome = Outcome(warnings=configuration.warnings)
-        for cluster, its in clusters:
-            outcome.include(without_collection(partial(render, directory, cluster, choices, its)))
-        outcome.warnings += waiting
-        modes = _other_modes(directory, targets or (), choices.proxy.mode)
-        outcome.warnings += announced(settings, modes, choices.proxy.mode)
-        if not approved and not options["allow_mode_change"]:
-            outcome.errors.update({host: other_mode(had, choices.proxy.mode) for host, had in modes.items()})
-            outcome.stale = sorted({*outcome.stale, *modes})
-        if targets is not None:
-            outcome.warnings += self._uncovered(targets, outcome)
-            if not options["allow_running"]:
-                self._contested(directory, targets, outcome)
-        if approved:
-            _compare_with_plan(approved.plan, snapshot, targets or (), outcome)
-        steps = _steps(targets or (), outcome)
-        refuse_shrinkage(frontends, steps, options["max_removed_percent"])
+        outcome = self._rendered(run, configuration, settings)
+        steps = _steps(run.targets or (), outcome)
+        refuse_shrinkage(run.frontends, steps, options["max_removed_percent"])
         if options["prove"]:
-            for cluster, its in clusters:
-                _prove(cluster, choices, targets if its is None else its, steps)
-        directory.note(Configured(choices.proxy.mode, configuration.origin, Kept.of(choices).document), CONTROL)
-        if not planning:
-            self._agreed(options, directory, approved, frontends, steps, outcome)
+            for cluster, its in run.clusters:
+                _prove(cluster, choices, run.targets if its is None else its, steps)
+        run.directory.note(Configured(choices.proxy.mode, configuration.origin, Kept.of(choices).document), CONTROL)
+        if not run.planning:
+            self._agreed(run, steps, outcome)
         if not self.check and outcome.generations.keys() - outcome.errors.keys():
-            Kept.of(choices).write(directory.config)
-        steps = _steps(targets or (), outcome)
-        about = About(peek(snapshot))
-        if approved:
-            about = About(about.snapshot, approved.plan["digest"], approved.approvers)
-            for host in steps:
-                entry = approved.plan["hosts"][host]
-                directory.note(Planned(entry.get("generation") or "", entry.get("digest") or ""), host)
-            if not self.check and outcome.generations.keys() - outcome.errors.keys():
-                following.begin(directory, approved.plan, snapshot, frontends)
-        directory.note(about, CONTROL)
-        if steps and not self.check:
-            nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
-            TaskAuditor(directory, options, self.task_vars).write("sync", "begun", nodes)
+            Kept.of(choices).write(run.directory.config)
+        steps = _steps(run.targets or (), outcome)
+        self._begin(run, steps, outcome)
         times = watch.fields()
-        directory.note(Rendered(**times, problems=outcome.problems, warned=outcome.warnings), CONTROL)
-        for host, error in outcome.errors.items():
-            directory.note(Refused(error), host)
-        for host, generation in outcome.generations.items():
-            if host not in outcome.stale and directory.noted(Pushed, host) is None:
-                directory.note(Pushed(**times, node=outcome.nodes[host], generation=generation), host)
-        directory.forget_old_runs()
+        _note(run.directory, outcome, times)
+        run.directory.forget_old_runs()
         if outcome.rendered:
-            frontends.forget(directory.recorded() | {*outcome.generations.values()})
+            run.frontends.forget(run.directory.recorded() | {*outcome.generations.values()})
         told = {} if not outcome.warnings else {"warnings": limited([each.text for each in outcome.warnings])}
         return {
             **told,
             "ansible_facts": {"kube_proxy_run": self._run(list(steps))},
             "changed": bool(outcome.written),
-            "path": str(directory.bundles),
+            "path": str(run.directory.bundles),
             "generations": outcome.generations,
             "counts": outcome.counts,
             "stale": outcome.stale,
@@ -166,15 +134,72 @@ class ActionModule(ControlAction):
             "seconds": round(times["ended"] - times["began"], 2),
         }
 
-    def _configuration(
-        self, options: dict[str, Any], directory: WorkDirectory, snapshot: Path, approved: approval.Approval | None
-    ) -> tuple[Configuration, tuple[str, ...]]:
+    def _facts_of_run(self, options: dict[str, Any]) -> Run:
+        """What is to be rendered for which hosts: the cluster as it was read, as it was planned, or as approved."""
+        directory = self.directory(options)
+        plan = Path(options["plan"]).expanduser() if options["plan"] else None
+        approved = self._approved(plan, options)
+        snapshot = plan_snapshot(plan) if plan else directory.snapshot
+        if options["snapshot"]:
+            snapshot = Path(options["snapshot"]).expanduser()
+        if options["digest"] and peek(snapshot) != options["digest"]:
+            raise AnsibleActionFail(
+                f"{snapshot}: has the digest {peek(snapshot) or 'of no snapshot'}, but {options['digest']} was asked "
+                "for: this is not the cluster that the other runs see"
+            )
+        names, hosts = options["node_names"], options["hosts"]
+        targets = None if hosts is None else [target(directory, host, names.get(host, "")) for host in hosts]
+        frontends = Frontends(directory.frontends)
+        waiting: tuple[Warned, ...] = ()
+        clusters: approval.Clusters = [(snapshot, targets)]
+        # A plan is for those who have yet to agree. It changes nothing, so the word alone is not enough.
+        planning = bool(options["planning"] and self.check)
+        if options["approval"] == "frontends" and not plan and not planning:
+            clusters, waiting = approval.approved_clusters(directory, snapshot, targets, frontends)
+        return Run(options, directory, targets, frontends, clusters, waiting, approved, planning)
+
+    def _rendered(self, run: Run, configuration: Configuration, settings: tuple[str, ...]) -> Outcome:
+        """The states of all hosts, and which of them must stay as they are, with the reasons."""
+        outcome = Outcome(warnings=configuration.warnings)
+        for cluster, its in run.clusters:
+            outcome.include(without_collection(partial(render, run.directory, cluster, configuration.choices, its)))
+        outcome.warnings += run.waiting
+        mode = configuration.choices.proxy.mode
+        modes = _other_modes(run.directory, run.targets or (), mode)
+        outcome.warnings += announced(settings, modes, mode)
+        if not run.approved and not run.options["allow_mode_change"]:
+            outcome.errors.update({host: other_mode(had, mode) for host, had in modes.items()})
+            outcome.stale = sorted({*outcome.stale, *modes})
+        if run.targets is not None:
+            outcome.warnings += self._uncovered(run.targets, outcome)
+            if not run.options["allow_running"]:
+                self._contested(run.directory, run.targets, outcome)
+        if run.approved:
+            _compare_with_plan(run.approved.plan, run.snapshot, run.targets or (), outcome)
+        return outcome
+
+    def _begin(self, run: Run, steps: Mapping[str, tuple[str, str]], outcome: Outcome) -> None:
+        """Write down what is about to change, by whose approval, before the first node is touched."""
+        about, directory = About(peek(run.snapshot)), run.directory
+        if run.approved:
+            about = About(about.snapshot, run.approved.plan["digest"], run.approved.approvers)
+            for host in steps:
+                entry = run.approved.plan["hosts"][host]
+                directory.note(Planned(entry.get("generation") or "", entry.get("digest") or ""), host)
+            if not self.check and outcome.generations.keys() - outcome.errors.keys():
+                following.begin(directory, run.approved.plan, run.snapshot, run.frontends)
+        directory.note(about, CONTROL)
+        if steps and not self.check:
+            nodes = {host: {"before": before, "after": after} for host, (before, after) in steps.items()}
+            TaskAuditor(directory, run.options, self.task_vars).write("sync", "begun", nodes)
+
+    def _configuration(self, run: Run) -> tuple[Configuration, tuple[str, ...]]:
         """What holds in this run, and what of it is not as in the last one; or OtherSettings."""
-        plan = Kept.read(approved.plan.get("configuration")) if approved else None
-        kept = read_kept(directory.config)
-        found = Configuration.of(options, kept=kept, cluster=peek_configuration(snapshot), plan=plan)
+        plan = Kept.read(run.approved.plan.get("configuration")) if run.approved else None
+        kept = read_kept(run.directory.config)
+        found = Configuration.of(run.options, kept=kept, cluster=peek_configuration(run.snapshot), plan=plan)
         # The approvers of a plan were told of its settings.
-        return found, found.refuse_changes(kept, allowed=bool(approved) or options["allow_mode_change"])
+        return found, found.refuse_changes(kept, allowed=bool(run.approved) or run.options["allow_mode_change"])
 
     def _approved(self, plan: Path | None, options: Mapping[str, Any]) -> approval.Approval | None:
         """The plan to follow, if enough have agreed to it."""
@@ -183,30 +208,22 @@ class ActionModule(ControlAction):
         allowed = Path(options["allowed_signers"]).expanduser() if options["allowed_signers"] else None
         return approval.approval_of(plan, options["plan_digest"] or "", allowed, options["signatures"])
 
-    def _agreed(
-        self,
-        options: Mapping[str, Any],
-        directory: WorkDirectory,
-        approved: approval.Approval | None,
-        frontends: Frontends,
-        steps: Mapping[str, tuple[str, str]],
-        outcome: Outcome,
-    ) -> None:
+    def _agreed(self, run: Run, steps: Mapping[str, tuple[str, str]], outcome: Outcome) -> None:
         """Leave out hosts whose change was not approved, and lay the signatures beside the bundles of the others."""
-        nodes = {host: directory.bundles / outcome.nodes[host] for host in steps}
-        if approved:
-            outcome.errors.update(approval.uncovered(approved, nodes))
+        nodes = {host: run.directory.bundles / outcome.nodes[host] for host in steps}
+        if run.approved:
+            outcome.errors.update(approval.uncovered(run.approved, nodes))
         else:
-            names = following.approved_frontends(directory)
-            outcome.errors.update(approval.unapproved(options["approval"], frontends, steps, names))
+            names = following.approved_frontends(run.directory)
+            outcome.errors.update(approval.unapproved(run.options["approval"], run.frontends, steps, names))
         if self.check:
             return
         good = [each for host, each in nodes.items() if host not in outcome.errors]
-        if approved and approved.text:
-            approval.lay_down(approved.text, approved.signatures, good)
-        elif options["signing_key"]:
+        if run.approved and run.approved.text:
+            approval.lay_down(run.approved.text, run.approved.signatures, good)
+        elif run.options["signing_key"]:
             cluster = str(self.task_vars.get("kube_proxy_cluster_name") or "default")
-            approval.sign_for(cluster, good, Path(options["signing_key"]).expanduser())
+            approval.sign_for(cluster, good, Path(run.options["signing_key"]).expanduser())
 
     def _contested(self, directory: WorkDirectory, targets: Iterable[Target], outcome: Outcome) -> None:
         """Leave hosts alone where kube-proxy runs; who only looks is told."""
@@ -255,6 +272,16 @@ def _steps(targets: Iterable[Target], outcome: Outcome) -> dict[str, tuple[str, 
         for each in targets
         if each.host in outcome.stale and each.host not in outcome.errors
     }
+
+
+def _note(directory: WorkDirectory, outcome: Outcome, times: Mapping[str, float]) -> None:
+    """For the summary: what was rendered, who was refused, and who has been current all along."""
+    directory.note(Rendered(**times, problems=outcome.problems, warned=outcome.warnings), CONTROL)
+    for host, error in outcome.errors.items():
+        directory.note(Refused(error), host)
+    for host, generation in outcome.generations.items():
+        if host not in outcome.stale and directory.noted(Pushed, host) is None:
+            directory.note(Pushed(**times, node=outcome.nodes[host], generation=generation), host)
 
 
 def _prove(snapshot: Path, choices: Choices, targets: Iterable[Target] | None, steps: Container[str]) -> None:

@@ -61,6 +61,8 @@ class ActionModule(ControlAction):
         watch = Stopwatch()
         directory = self.directory(options)
         dest = Path(options["dest"]).expanduser() if options["dest"] else directory.snapshot
+        if options["lease"] and not self.check and not options["cluster_dir"]:
+            without_collection(lambda: _refuse_beside_leader(options))
         configuration = from_cluster(options, read_kept(directory.config))
         record, problems = without_collection(lambda: _read(options, configuration))
         if options["strict"] and problems:
@@ -88,6 +90,23 @@ class ActionModule(ControlAction):
             "problems": problems,
             "seconds": round(times["ended"] - times["began"], 2),
         }
+
+
+def _refuse_beside_leader(options: Mapping[str, Any]) -> None:
+    """Fail if an akp watch leads: it gives nodes what the cluster says, and both would push to the same ones."""
+    from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.access import Access
+    from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.lease import LeaseObject
+
+    lease = LeaseObject(Access.of(options), options["lease"], timeout=options["timeout"])
+    try:
+        leader = lease.leader()
+    finally:
+        lease.close()
+    if leader:
+        raise AnsibleActionFail(
+            f"{leader} leads, by the Lease {lease.name}: akp watch there gives nodes what the cluster says. "
+            "Nothing was changed. Stop it for the time of this run, or go on beside it with -e kube_proxy_lease="
+        )
 
 
 def _triggered(record: Record, before: Path) -> list[float]:

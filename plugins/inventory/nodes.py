@@ -152,9 +152,10 @@ from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.addresses imp
     special,
 )
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.access import Access
-from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import NODES, connect
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.api import connect
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.files import load
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.record import Record, snapshot_of
+from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.resources import NODES
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.cluster.snapshot import Node
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.errors import UserError
 from ansible_collections.agentless.kube_proxy.plugins.plugin_utils.tasks.trust import require_ansible, untrusted

@@ -42,12 +42,17 @@ options:
       - V(confirmed) makes good a change that was applied with O(confirm=false), once the O(probes) answer.
       - V(gathered) asks what is applied there, whether it was changed since, and for the facts that rules depend on.
         The module M(agentless.kube_proxy.bundle) uses the answer.
+      - V(compared) asks the node how its kernel differs from its bundle, and changes nothing. It is for nodes whose
+        rules are kube-proxy's, and leaves out what no packet notices, which are our markers, the order of Services in a
+        chain, and chains that no rule leads to.
       - V(restored) applies again what was applied last, and so puts right what was changed since. The cluster is
         not asked.
       - V(rolled_back) goes back to the bundle before, or to O(generation).
       - V(absent) removes everything that was ever applied, and puts settings back to what they were.
+      - V(released) leaves rules and settings as they are, to a kube-proxy that runs there, and has the node forget what
+        was applied. It needs C(unshare) on the node.
     type: str
-    choices: [applied, confirmed, gathered, restored, rolled_back, absent]
+    choices: [applied, confirmed, gathered, compared, restored, rolled_back, absent, released]
     default: applied
   name:
     description:
@@ -298,16 +303,27 @@ applied_at:
   type: int
   returned: O(state=gathered)
 differences:
-  description: What was changed in our rules since the last run, and what V(applied) repairs.
+  description:
+    - What was changed in our rules since the last run, and what V(applied) repairs.
+    - With O(state=compared), the first 1000 differences between the kernel and the bundle.
   type: list
   elements: dict
-  returned: O(state=gathered) or O(state=applied)
+  returned: O(state=gathered), O(state=compared) or O(state=applied)
   sample:
     - {kind: missing-rule, family: ipv4, table: nat, chain: KUBE-SERVICES, service: "shop/cart:http"}
+differing:
+  description: How many differences there are between the kernel and the bundle.
+  type: int
+  returned: O(state=compared)
+lines:
+  description: The first differences in words.
+  type: list
+  elements: str
+  returned: O(state=compared)
 mode:
   description: How rules are written.
   type: str
-  returned: when changed
+  returned: when changed, or O(state=compared)
   sample: iptables
 chains:
   description: How many chains were added, changed, removed and left alone, by family.

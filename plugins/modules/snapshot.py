@@ -59,6 +59,11 @@ options:
         where that is possible. Anything else is for M(agentless.kube_proxy.bundle).
       - If not given, the variable C(kube_proxy_config) holds.
     type: raw
+  lease:
+    description:
+      - A Lease in the cluster, as C(NAMESPACE/NAME). Fail, unless in check mode, while an C(akp watch) holds it and
+        keeps renewing it.
+    type: str
   strict:
     description:
       - Fail if an object cannot be used, instead of leaving it out.

@@ -119,7 +119,9 @@ def parse_cidr(text: str) -> str | None:
         length -= 96
     if not 0 <= length <= family_of(ip).bits:
         return None
-    return str(_netaddr().IPNetwork(f"{ip}/{length}").cidr)
+    first, last = span_of(f"{ip}/{length}")
+    # Most have no host bits, and a command that meets only these starts without netaddr.
+    return f"{ip}/{length}" if not first & (last - first) else str(_netaddr().IPNetwork(f"{ip}/{length}").cidr)
 
 
 class MissingPackage(UserError):
@@ -139,14 +141,12 @@ def _netaddr() -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _network(cidr: str) -> Any:
-    return _netaddr().IPNetwork(cidr)
-
-
-@functools.lru_cache(maxsize=4096)
 def contains(cidr: str, address: str) -> bool:
     """Whether a canonical CIDR contains a canonical address."""
-    return family_of(cidr) is family_of(address) and _netaddr().IPAddress(address) in _network(cidr)
+    if family_of(cidr) is not family_of(address):
+        return False
+    first, last = span_of(cidr)
+    return first <= number_of(address) <= last
 
 
 def any_contains(cidrs: Iterable[str], address: str) -> bool:
@@ -160,9 +160,10 @@ def number_of(address: str) -> int:
 
 
 def span_of(cidr: str) -> tuple[int, int]:
-    """The first and the last address of a CIDR, as numbers."""
-    network = _netaddr().IPNetwork(cidr)
-    return int(network.first), int(network.last)
+    """The first and the last address of a canonical CIDR, as numbers."""
+    address, _slash, length = cidr.partition("/")
+    first = number_of(address)
+    return first, first + (1 << family_of(address).bits - int(length)) - 1
 
 
 def last_host(cidr: str) -> str:

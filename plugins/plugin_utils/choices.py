@@ -79,7 +79,8 @@ class Choices:
     @cached_property
     def proxy(self) -> ProxyConfig:
         """The configuration, with the schedulers of single Services; InvalidConfig names what is wrong."""
-        from .proxy.config import parse_config, with_schedulers
+        from .proxy.config import with_schedulers
+        from .proxy.config_document import parse_config
 
         return with_schedulers(parse_config(self.config), self.schedulers, annotations=self.scheduler_annotations)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import time
@@ -159,6 +158,8 @@ def _opened(path: Path, folder: int | None = None, flags: int = 0) -> Iterator[i
 
 def _random(name: str) -> str:
     # Names of files end at 255 bytes.
+    import secrets  # commands that write nothing start without it
+
     return f".{name[:100]}.{secrets.token_hex(8)}{SUFFIX}"
 
 

@@ -64,7 +64,7 @@ def append(file: Path, fields: Mapping[str, Any], copy: Callable[[Path, bytes], 
             **fields,
         }
         if torn:
-            # Its writer died in the middle and never told anybody of it; that it was there is worth a word.
+            # Its writer died in the middle, before it reported the entry; the reader is told that it was there.
             entry["torn"] = torn
         line = seal(entry)
         stream.write(line)

@@ -28,7 +28,9 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """How many times the reference."""
+        """How many times the reference; of nothing, nothing or without bounds."""
+        if not self.reference:
+            return float("inf") if self.value else 0.0
         return self.value / self.reference
 
     @property

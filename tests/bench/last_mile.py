@@ -176,7 +176,7 @@ def _followed(tmp: Path, services: int, nodes: int) -> Iterator[Measure]:
                         ours = _first_load(tmp / f"first-{_named(kind)}", services, kind)
                         what = f"first load of {size}, start of the program to kernel"
                         yield Measure(what, ours, "kube-proxy's first sync", theirs.first, FIRST_BARS[kind])
-                    with _Watch(plane, tmp / f"watch-{_named(kind)}", kind, 1) as watch:
+                    with Watch(plane, tmp / f"watch-{_named(kind)}", kind, 1) as watch:
                         found = watch.changes(changed, [*watch.namespaces, proxy])
                     what = f"one endpoint of {size}, API write to kernel, one node over ssh"
                     ours, reference = (statistics.median(column) for column in zip(*found.seconds, strict=True))
@@ -185,7 +185,7 @@ def _followed(tmp: Path, services: int, nodes: int) -> Iterator[Measure]:
                         what = f"CPU of the control side per node and change, {size}"
                         yield Measure(what, found.control_ms, "the bar", CONTROL_MS, 1.0, "ms")
             if nodes:
-                with _Watch(plane, tmp / "many", NFTABLES, nodes) as watch:
+                with Watch(plane, tmp / "many", NFTABLES, nodes) as watch:
                     found = watch.changes(changed, watch.namespaces)
                 size = f"{services:,} x {ENDPOINTS}, nftables, {nodes} nodes over ssh"
                 what = f"one endpoint of {size}, API write to the last kernel"
@@ -266,16 +266,16 @@ class _Found:
         self.seconds, self.control_ms = seconds, control_ms
 
 
-class _Watch:
+class Watch:
     """akp watch and the nodes of a lab, which have what they shall have."""
 
     def __init__(self, plane: ControlPlane, tmp: Path, kind: Kind, nodes: int) -> None:
         tmp.mkdir()
         self._plane, self._tmp, self._kind, self._nodes = plane, tmp, kind, nodes
-        self._log = tmp / "watch.log"
+        self.log = tmp / "watch.log"
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         try:
             self._lab = self._stack.enter_context(Lab(f"bench-mile-{os.getpid()}", self._nodes, iptables=self._kind[1]))
             self._start()
@@ -293,16 +293,16 @@ class _Watch:
         argv += ["--kubeconfig", str(self._plane.kubeconfig(self._tmp / "kubeconfig", "akp"))]
         argv += ["--dir", str(self._tmp / "akp"), "--config", str(self._tmp / "config.json"), "--forks", "20"]
         env = {**os.environ, **ENVIRONMENT}
-        with self._log.open("wb") as out:
+        with self.log.open("wb") as out:
             argv = netns.command(self._plane.namespace, argv)
-            self._process = subprocess.Popen(argv, stdout=out, stderr=out, cwd=ROOT, env=env)
+            self.process = subprocess.Popen(argv, stdout=out, stderr=out, cwd=ROOT, env=env)
         self._stack.callback(self._stop)
-        wait_for(lambda: '"settled"' in self._log.read_text(), self._process, self._log)
+        wait_for(lambda: '"settled"' in self.log.read_text(), self.process, self.log)
 
     def _stop(self) -> None:
-        self._process.terminate()
-        if self._process.wait(60):
-            raise SystemExit(f"akp watch: exit {self._process.returncode}\n{self._log.read_text()[-3000:]}")
+        self.process.terminate()
+        if self.process.wait(60):
+            raise SystemExit(f"akp watch: exit {self.process.returncode}\n{self.log.read_text()[-3000:]}")
 
     @property
     def namespaces(self) -> list[str]:
@@ -327,17 +327,22 @@ class _Watch:
 
     def _change(self, changed: dict[str, Any], number: int, kernels: Sequence[Kernel]) -> list[float]:
         """Seconds until each kernel had the change."""
-        told = self._told()
+        told = self.told()
         quiet(kernels, MIN_SYNC_SECONDS + 0.5)
         endpoints = changed["endpoints"][number % 2 :]
         began = time.perf_counter()
         self._plane.client.patch(changed, {"endpoints": endpoints})
         seconds = [each - began for each in when_changed(kernels, 120)]
-        wait_for(lambda: self._told() > told, self._process, self._log)
+        wait_for(lambda: self.told() > told, self.process, self.log)
         return seconds
 
-    def _told(self) -> int:
-        return self._log.read_text().count('"event": "change"')
+    def root(self, node: int) -> Path:
+        """The files of a node."""
+        return Path(f"/proc/{self._lab.nodes[node].pid}/root")
+
+    def told(self) -> int:
+        """Changes that it has told of so far."""
+        return self.log.read_text().count('"event": "change"')
 
     def _cpu_ms(self) -> float:
         """CPU time so far of akp watch, of all that it started, and of the ssh processes that keep connections open."""
@@ -350,10 +355,10 @@ class _Watch:
                 pid = int(folder.name)
                 parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15]))
                 if str(self._lab.state / "cp").encode() in (folder / "cmdline").read_bytes():
-                    parents[pid] = self._process.pid
+                    parents[pid] = self.process.pid
         for pid in used:
             above = pid
-            while above in parents and above != self._process.pid:
+            while above in parents and above != self.process.pid:
                 above = parents[above]
-            ticks += used[pid] if above == self._process.pid else 0
+            ticks += used[pid] if above == self.process.pid else 0
         return ticks * 1000 / HERTZ

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ON_NODES = sorted(
     path.stem
     for path in (ROOT / "playbooks").glob("*_*.yml")
-    if path.stem not in ("publish_services", "schedule_services", "snapshot_services")
+    if path.stem not in ("create_lab", "destroy_lab", "publish_services", "schedule_services", "snapshot_services")
 )
 
 

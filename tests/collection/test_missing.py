@@ -46,7 +46,26 @@ def test_netaddr_is_named(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "netaddr.py").write_text("raise ModuleNotFoundError(\"No module named 'netaddr'\", name='netaddr')\n")
     environment = {"PYTHONPATH": str(folder)}
-    run = playbook("sync_services", Path("localhost,"), tmp_path / "work", environment=environment, check=False)
+    config = tmp_path / "config.yml"
+    config.write_text(
+        "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, clusterCIDR: 10.244.7.1/16}\n"
+    )
+    # The first playbook that reads a configuration, and needs no node for it.
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    variables = {
+        "kube_proxy_config": str(config),
+        "kube_proxy_publish_path": str(tmp_path / "published"),
+        "kube_proxy_publish_keys": [str(key)],
+    }
+    run = playbook(
+        "publish_services",
+        Path("localhost,"),
+        tmp_path / "work",
+        variables=variables,
+        environment=environment,
+        check=False,
+    )
     assert run.code != 0
     assert f"{sys.executable} -m pip install 'netaddr>=1.0'" in " ".join(run.output.split()), run.output
 

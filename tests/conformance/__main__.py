@@ -18,6 +18,7 @@ from . import draw, goldens, history, userspace
 from .report import Report
 from .run import Settings, run, stop_on_term
 from .windows import run as windows
+from .windows.draw import NETWORK_TYPES, OLD, VERSIONS
 
 MODES = ("iptables", "nftables", "ipvs")
 
@@ -35,6 +36,9 @@ def main() -> int:
     parser.add_argument("--shrink", type=float, default=120, metavar="SECONDS", help="how long to look for the cause")
     parser.add_argument("--output", type=Path, default=Path("build/conformance"), help="where the report goes")
     parser.add_argument("--record", action="store_true", help="record the goldens anew, and nothing else")
+    group = parser.add_argument_group("kernelspace")
+    group.add_argument("--network-type", action="append", choices=NETWORK_TYPES, help="default: each")
+    group.add_argument("--hns", action="append", choices=(OLD, *VERSIONS), help=f"default: {', '.join(VERSIONS)}")
     own = parser.add_argument_group("a cluster of yours instead of drawn ones")
     own.add_argument("--cluster", type=Path, metavar="FILE", help="its objects: YAML or JSON, or a folder of them")
     own.add_argument("--config", type=Path, metavar="FILE", help="its KubeProxyConfiguration")
@@ -45,7 +49,10 @@ def main() -> int:
     args = parser.parse_args()
     stop_on_term()
     if args.what == "kernelspace":
-        return 1 if windows.run(args.seed, args.clusters, args.steps) else 0
+        seeds = range(args.seed, args.seed + args.clusters)
+        types, versions = args.network_type or NETWORK_TYPES, args.hns or VERSIONS
+        failed = windows.record(types, versions) if args.record else windows.run(seeds, args.steps, types, versions)
+        return 1 if failed else 0
     clusters = list(_given(args) if args.cluster else _recorded(args) if args.record else _drawn(args))
     settings = Settings(
         steps=0 if args.record else args.steps, packets=not (args.no_packets or args.record),

@@ -89,7 +89,8 @@ class Node(Side):
         """A node between its pods and the world, in which the other nodes' addresses are."""
         addresses, pods = network.addresses, network.pods
         self.remove()
-        for name in (self.name, self.pods, self.pod):
+        self.make()
+        for name in (self.pods, self.pod):
             _add(name)
         netns.ip(
             "link", "add", "eth0", "address", NODE_MAC, "netns", self.name,
@@ -116,6 +117,10 @@ class Node(Side):
         self._link(self.pod, network.interface, "fe80::3", own)
         _batch(self.pod, [f"addr add {address} dev eth0" for address in own])
 
+    def make(self) -> None:
+        """The node's own namespace."""
+        _add(self.name)
+
     def _link(self, pod: str, interface: str, link_local: str, routes: Sequence[str]) -> None:
         netns.ip("link", "add", interface, "netns", self.name, "type", "veth", "peer", "name", "eth0", "netns", pod)
         for name, device, address in ((self.name, interface, "fe80::1"), (pod, "eth0", link_local)):
@@ -140,6 +145,11 @@ class Node(Side):
 
 def _add(namespace: str) -> None:
     netns.add(namespace)
+    quieten(namespace)
+
+
+def quieten(namespace: str) -> None:
+    """Nothing is checked, limited or refused but by rules."""
     netns.run(namespace, "sysctl", "-qw", *QUIET)
 
 

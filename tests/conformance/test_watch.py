@@ -96,14 +96,13 @@ def appended(lab: Lab, name: str) -> list[str]:
     return [line for line in rules(lab, name).splitlines() if line.startswith("-A")]
 
 
-def assert_equal_to_a_fresh_render(plane: ControlPlane, inventory: Path, work: Path) -> None:
-    """A sync from nothing but the API server would change nothing: every rule is compared."""
-    run: Run = playbook(
+def sync(plane: ControlPlane, inventory: Path, work: Path, *arguments: str) -> Run:
+    """By hand, beside the watch."""
+    return playbook(
         "sync-services",
         inventory,
         work,
-        "--check",
-        "--diff",
+        *arguments,
         variables={
             "kube_proxy_cluster_dir": "",
             "kube_proxy_kubeconfig": str(plane.kubeconfig(work.parent / "fresh.kubeconfig", "akp")),
@@ -111,7 +110,14 @@ def assert_equal_to_a_fresh_render(plane: ControlPlane, inventory: Path, work: P
             "kube_proxy_verify": True,
         },
         prefix=netns.command(plane.namespace, []),
+        check=False,
     )
+
+
+def assert_equal_to_a_fresh_render(plane: ControlPlane, inventory: Path, work: Path) -> None:
+    """A sync from nothing but the API server would change nothing: every rule is compared."""
+    run = sync(plane, inventory, work, "--check", "--diff")
+    assert run.code == 0, run.output
     assert run.changed == dict.fromkeys(ALL, 0), run.output
 
 
@@ -357,6 +363,9 @@ def test_the_leader_is_killed_under_load_and_the_other_host_loses_no_change(
         writer.start()
         first.wait("pushed", first.place)
         assert second.events("pushed") == []
+        beside = sync(plane, inventory, tmp_path / "beside", "-e", f"kube_proxy_lease={lease}")
+        assert beside.code == 2
+        assert " leads, by the Lease kube-system/akp-watch: " in " ".join(beside.output.split())
         killed, place = time.monotonic(), second.place
         first.process.kill()
         second.wait("leads", place)

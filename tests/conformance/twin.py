@@ -21,6 +21,7 @@ from tests.lab.program import PROGRAM, PROGRAMS
 
 from . import kernel, packets
 from .draw import Cluster
+from .foretold import Asked
 from .history import Change
 from .kubeproxy import SENTINEL_NAMESPACE, KubeProxy, Sentinel
 from .namespaces import Node
@@ -138,7 +139,7 @@ class Twin:
         bundle = self.folder / "bundle"
         self._renderer.render(
             kind=kind,
-            snapshot=str(self.folder / "snapshot"), config=str(config), facts=str(facts), node=cluster.node,
+            snapshot=str(self.folder / "snapshot.json"), config=str(config), facts=str(facts), node=cluster.node,
             compat=self.compat, output=str(bundle),
         )  # fmt: skip
         state = f"AKP_STATE={self.folder}/state"
@@ -178,13 +179,14 @@ class Twin:
         return Comparison(self._differences(cluster, real, ours), kernel.rules(real))
 
     def packets(self, cluster: Cluster) -> tuple[int, list[packets.Discord]]:
-        """The same connections through both; only after both kernels were found alike."""
+        """The same connections through both, and as explained; only after both kernels were found alike."""
         real, ours = self.real, self.ours
         if not (isinstance(real, Node) and isinstance(ours, Node)):
             return 0, []
         for side in (real, ours):
             side.forward()
-        return asyncio.run(packets.compare(cluster, real, ours))
+        asked = Asked.of(cluster, real, self.folder / "asked", self.folder / "snapshot.json")
+        return asyncio.run(packets.compare(cluster, real, ours, lambda probe: asked.about(probe).objection))
 
     def _differences(self, cluster: Cluster, real: kernel.State, ours: kernel.State) -> list[kernel.Difference]:
         found = kernel.differences(real, ours)

@@ -27,10 +27,11 @@ from . import goldens, kernel, portals
 from .draw import NODES, Cluster, Drawer
 from .history import Change, History
 from .kubeproxy import SENTINEL_NAMESPACE
-from .namespaces import WORLD4, WORLD6, World
+from .namespaces import WORLD4, WORLD6, Node, World, quieten
 from .ours import Renderer
 from .plan import IPV4, IPV6, internal_addresses, node_address
 from .run import FEATURE_GATES, stop_on_term
+from .side import Network
 from .undefined import undefined
 
 Object = dict[str, Any]
@@ -79,40 +80,45 @@ def family_of(cluster: Cluster) -> str:
 
 
 @dataclass
-class Oracle:
-    """kube-proxy 1.25 in a user and a network namespace of its own, linked to the world of the control plane."""
+class HeldNode(Node):
+    """A node whose namespace belongs to a user namespace of its own, for as long as a process holds it."""
 
-    world: World
+    holder: subprocess.Popen[bytes] | None = None
+
+    def make(self) -> None:
+        # It says so once it is in its namespaces.
+        argv = ["unshare", "-U", "-r", "-n", "sh", "-c", "echo in; exec sleep 100000"]
+        self.holder = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        assert self.holder.stdout is not None
+        self.holder.stdout.readline()
+        netns.ip("netns", "attach", self.name, str(self.holder.pid))
+        netns.ip("-n", self.name, "link", "set", "lo", "up")
+        quieten(self.name)
+
+    def remove(self) -> None:
+        super().remove()
+        if self.holder is not None:
+            _end(self.holder)
+            self.holder = None
+
+
+@dataclass
+class Oracle:
+    """kube-proxy 1.25 on a node in a user namespace of its own, linked to the world of the control plane."""
+
+    node: HeldNode
     folder: Path
-    _holder: subprocess.Popen[bytes] | None = None
     _process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
     _command: list[str] = field(default_factory=list)
 
     def start(self, cluster: Cluster, kubeconfig: Path) -> None:
-        # It says so once it is in its namespaces.
-        script = "echo in; exec sleep 100000"
-        self._holder = subprocess.Popen(
-            ["unshare", "-U", "-r", "-n", "sh", "-c", script], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
-        )
-        assert self._holder.stdout is not None
-        self._holder.stdout.readline()
-        pid = str(self._holder.pid)
-        netns.ip(
-            "link", "add", "eth0", "netns", pid, "type", "veth", "peer", "name", "node0", "netns", self.world.name
-        )  # fmt: skip
-        for address in (f"{WORLD4}/24", f"{WORLD6}/64"):
-            netns.run(self.world.name, "ip", "addr", "add", address, "dev", "node0", *_nodad(address))
-        netns.run(self.world.name, "ip", "link", "set", "node0", "up")
-        for device in ("lo", "eth0"):
-            self._run("ip", "link", "set", device, "up")
-        for ip in internal_addresses(cluster.own_node()):
-            address = f"{ip}/64" if ":" in ip else f"{ip}/24"
-            self._run("ip", "addr", "add", address, "dev", "eth0", *_nodad(address))
-            self._run("ip", "route", "add", "default", "via", WORLD6 if ":" in ip else WORLD4)
+        self.node.build(Network(cluster.addresses, cluster.others, cluster.pod_cidrs, "veth0"))
+        assert self.node.holder is not None
         self._log = (self.folder / "kube-proxy.log").open("wb")
         self._command = [
-            "nsenter", "-t", pid, "-U", "-n", "--preserve-credentials", *self._argv(cluster, kubeconfig),
+            "nsenter", "-t", str(self.node.holder.pid), "-U", "-n", "--preserve-credentials",
+            *self._argv(cluster, kubeconfig),
         ]  # fmt: skip
         self._run_proxy()
 
@@ -149,13 +155,10 @@ class Oracle:
         ]
 
     def stop(self) -> None:
-        for process in (self._process, self._holder):
-            if process is not None:
-                _end(process)
-        if self._holder is not None:
-            # The link goes with the namespace, but not at once, and the next one needs its name.
-            netns.run(self.world.name, "ip", "link", "del", "node0", check=False)
-        self._process = self._holder = None
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+        self.node.remove()
         if self._log is not None:
             self._log.close()
 
@@ -163,17 +166,10 @@ class Oracle:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"kube-proxy exited {self._process.returncode}:\n{self.log()}")
-        return self._run(f"{TOOLS[family]}-save")
+        return self.node.run(f"{TOOLS[family]}-save")
 
     def log(self) -> str:
         return "\n".join((self.folder / "kube-proxy.log").read_text(errors="replace").splitlines()[-25:])
-
-    def _run(self, *argv: str) -> str:
-        assert self._holder is not None
-        done = subprocess.run(["nsenter", "-t", str(self._holder.pid), "-n", *argv], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
-        return done.stdout
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -184,10 +180,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _nodad(address: str) -> tuple[str, ...]:
-    return ("nodad",) if ":" in address else ()
 
 
 @dataclass
@@ -275,7 +267,7 @@ class Twin:
         config.write_text(json.dumps(cluster.config, indent=1))
         facts.write_text("{}")
         self.renderer.render(
-            kind="full", snapshot=str(self.folder / "snapshot"), config=str(config), facts=str(facts),
+            kind="full", snapshot=str(self.folder / "snapshot.json"), config=str(config), facts=str(facts),
             node=cluster.node, compat=DEFAULT_MINOR, output=str(bundle),
         )  # fmt: skip
         return loaded((bundle / f"{tool}.rules").read_text(), tool, self.scratch)
@@ -302,7 +294,7 @@ def twins() -> Iterator[Twin]:
         plane = stack.enter_context(ControlPlane(world.name, (WORLD4, WORLD6), feature_gates=FEATURE_GATES))
         renderer = Renderer(world.name, plane.kubeconfig(folder / "akp.kubeconfig", "akp"))
         stack.callback(renderer.close)
-        oracle = Oracle(world, folder)
+        oracle = Oracle(HeldNode(f"{prefix}-n", world), folder)
         stack.callback(oracle.stop)
         yield Twin(plane, folder, oracle, scratch, renderer)
 

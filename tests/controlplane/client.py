@@ -22,6 +22,7 @@ KINDS = {
     "Namespace": ("/api/v1", "namespaces", False),
     "Node": ("/api/v1", "nodes", False),
     "Service": ("/api/v1", "services", True),
+    "Endpoints": ("/api/v1", "endpoints", True),
     "EndpointSlice": ("/apis/discovery.k8s.io/v1", "endpointslices", True),
     "ServiceCIDR": ("/apis/networking.k8s.io/v1", "servicecidrs", False),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),

@@ -5,6 +5,7 @@ Explained are the rules that the nodes' own tools print, so their listings are r
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agentless_kube_proxy.choices import Choices
 from agentless_kube_proxy.explain.answer import Explanation, explain
 from agentless_kube_proxy.explain.intent import Intent, Place
 from agentless_kube_proxy.explain.packet import Origin
+from agentless_kube_proxy.explain.prove import Prover, smallest
 from agentless_kube_proxy.explain.question import Sender, sender
 
 from tests.lab.addresses import STRANGER
@@ -111,3 +113,61 @@ def test_a_node_is_read_over_the_connection_of_the_inventory(explained: tuple[Cl
     found = explain(places["n1"], {}, Sender("10.244.1.200", Origin.POD), packet, live)
     assert found.verdict.end.value == "endpoints"
     assert found.live == ()
+
+
+# plain and plain-local have different policies, so to swap them is a change.
+SWAP = r"s|10.96.0.10{0}|SWAPPED|; s|10.96.0.11{0}|10.96.0.10{0}|; s|SWAPPED|10.96.0.11{0}|"
+BREAKS = {
+    "iptables": {
+        "a wrong endpoint": "s/--to-destination [^ ]*/--to-destination 10.9.9.9:1/",
+        "a missing mark": "/-A KUBE-MARK-MASQ /d",
+        "swapped chains": SWAP.format("/32"),
+        "a missing jump": "/-A PREROUTING .*-j KUBE-SERVICES/d",
+        "a wrong probability": "s/--probability 0.5[0-9]*/--probability 0.9/",
+    },
+    "nftables": {
+        "a wrong endpoint": "s/map { 0 : [0-9.]* /map { 0 : 10.9.9.9 /",
+        "a missing mark": "/masquerade clusterIP traffic/d",
+        "swapped chains": SWAP.format(" . tcp . 80 :"),
+        "a missing jump": "/chain nat-prerouting/,/}/{/jump services/d}",
+        "a wrong probability": "s/numgen random mod 2 map {/numgen random mod 4 map { 2 : 10.9.9.9 . 1,/",
+        "a removed element": "s/10.96.0.10 . tcp . 80 :/10.96.0.99 . tcp . 80 :/",
+    },
+}
+LOADS = {
+    "iptables": ("iptables-save", "iptables-restore"),
+    "nftables": ("nft list table ip kube-proxy", "{ echo 'delete table ip kube-proxy'; cat; } | nft -f -"),
+}
+
+
+def test_what_is_broken_in_a_kernel_is_found(explained: tuple[Cluster, Places]) -> None:
+    cluster, places = explained
+    node, meant = cluster.lab.node("n1"), places["n1"]
+    save, load = LOADS[meant.rules.mode]
+    whole = node.run(["sh", "-c", save]).stdout
+    asked = [
+        (source, origin, (address, number, "tcp"))
+        for source, origin in (("10.244.1.200", Origin.POD), ("192.0.2.1", Origin.OUTSIDE))
+        for address, number in (("10.96.0.10", 80), ("10.96.0.11", 80), (node.addresses[0], 30012))
+    ]
+
+    def found() -> tuple[str, bool]:
+        """The smallest counterexample of a proof, and whether an explanation beside the kernel finds anything."""
+        live = Place(meant.view, printed(node.run(["sh", "-c", f"{SCRIPT}; true"]).stdout))
+        prover = Prover()
+        prover.texts(live.view, live.rules)
+        told = (explain(meant, {}, Sender(ip, at), meant.packet(ip, to, at), live) for ip, at, to in asked)
+        return str(smallest(prover.proof.wrong) or ""), any(each.live for each in told)
+
+    assert found() == ("", False)
+    for name, script in BREAKS[meant.rules.mode].items():
+        broken = subprocess.run(["sed", script], input=whole, capture_output=True, text=True, check=True).stdout
+        assert broken != whole, name
+        try:
+            node.run(["sh", "-c", load], input=broken)
+            proof, beside = found()
+        finally:
+            node.run(["sh", "-c", load], input=whole)
+        assert proof, name
+        assert beside, name
+    assert found() == ("", False)

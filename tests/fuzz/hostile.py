@@ -15,8 +15,10 @@ from agentless_kube_proxy.bundle.compare import Change
 from agentless_kube_proxy.bundle.owners import Owners
 from agentless_kube_proxy.carry.answers import Answer, NoAnswer, parse_answer
 from agentless_kube_proxy.choices import Choices
-from agentless_kube_proxy.cluster.api import NODES, RESOURCES, SERVICES, Api, ApiError, Resource
+from agentless_kube_proxy.cluster.api import Api
 from agentless_kube_proxy.cluster.record import Record, snapshot_of
+from agentless_kube_proxy.cluster.refusals import ApiError
+from agentless_kube_proxy.cluster.resources import NODES, RESOURCES, SERVICES, Resource
 from agentless_kube_proxy.cluster.store import read_listing
 from agentless_kube_proxy.cluster.watch import Watch
 from agentless_kube_proxy.engine import Engine

@@ -117,7 +117,7 @@ class Agent:
                 finally:
                     await self.do_close(opened["connection"])
 
-        return list(await asyncio.gather(*(once() for _ in range(count))))
+        return list(await asyncio.gather(*(once() for _call in range(count))))
 
     async def do_open(
         self, netns: str, proto: str, address: str, port: int, timeout: float, source: str, source_port: int
@@ -186,7 +186,7 @@ def reply_text(name: str, peer: tuple[Any, ...]) -> bytes:
 def answer_datagrams(sock: socket.socket, name: str) -> None:
     with contextlib.suppress(OSError):  # nothing more to read, or an ICMP error for an earlier answer
         while True:
-            _, peer = sock.recvfrom(1024)
+            _question, peer = sock.recvfrom(1024)
             sock.sendto(reply_text(name, peer), peer)
 
 

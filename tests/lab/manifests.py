@@ -44,7 +44,7 @@ def realise(lab: Lab, directory: Path) -> None:
         ports = {(port.get("protocol", "TCP").lower(), port["port"]) for port in endpoint_slice["ports"]}
         for endpoint in endpoint_slice["endpoints"]:
             name = endpoint["targetRef"]["name"]
-            _, addresses, serves = pods.setdefault(name, (endpoint["nodeName"], [], set()))
+            _node, addresses, serves = pods.setdefault(name, (endpoint["nodeName"], [], set()))
             addresses += [address for address in endpoint["addresses"] if address not in addresses]
             serves |= ports
             served_by.setdefault(service_of(endpoint_slice), endpoint["nodeName"])

@@ -13,6 +13,8 @@ OUTPUT = Path(__file__).parents[1] / "output"
 def _written(name: str, text: str) -> Path:
     """Test processes that start together write it at once: each reader sees a whole file."""
     place = OUTPUT / name
+    if place.is_file() and place.read_text() == text:
+        return place  # a kernel of its own sees it, and may not write here
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=place.parent, prefix=f"{place.name}.", delete=False) as file:
         file.write(text)

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -33,20 +34,70 @@ def say_settings() -> None:
     _echo(f"export {' '.join(f'{name}={value}' for name, value in SETTINGS.items())}")
 
 
-def type_in(*words: str | Path, expect: int = 0) -> None:
-    """Prints a command and runs it in the project's directory, with its output on the screen."""
-    argv = [_typed(word) for word in words]
-    _echo(shlex.join(argv))
-    sys.stdout.flush()
+@dataclass(frozen=True)
+class Prompt:
+    """Where an operator types. Commands run in the project's directory; `control_host` starts them where that is."""
+
+    control_host: Sequence[str] = ()
+
+    def type_in(self, *words: str | Path, expect: int = 0) -> None:
+        """Prints a command and runs it, with its output on the screen."""
+        argv = [_typed(word) for word in words]
+        _echo(shlex.join(argv))
+        sys.stdout.flush()
+        began = time.monotonic()
+        done = subprocess.run(
+            [*self.control_host, *argv],
+            check=False,
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        if done.returncode != expect:
+            raise CommandError(f"{argv[0]} ended with {done.returncode} instead of {expect}")
+        console.print(f"[dim]{time.monotonic() - began:.2f} s[/]\n")
+
+    @contextlib.contextmanager
+    def leave_running(self, *words: str | Path) -> Iterator[Running]:
+        """Prints a command and lets it run until the block ends."""
+        argv = [_typed(word) for word in words]
+        _echo(f"{shlex.join(argv)} &")
+        process = subprocess.Popen(
+            [*self.control_host, *argv],
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield Running(process)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@dataclass(frozen=True)
+class Running:
+    process: subprocess.Popen[str]
+
+    def show_until(self, *wanted: str) -> None:
+        """Puts on the screen what it says, until it has said all of these."""
+        assert self.process.stdout is not None
+        missing = set(wanted)
+        for line in self.process.stdout:
+            console.print(escape(line.rstrip()), soft_wrap=True)
+            missing -= {each for each in missing if each in line}
+            if not missing:
+                return
+        raise CommandError(f"akp watch ended before it said {', '.join(sorted(missing))}")
+
+
+def _environment() -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "K8S_"))}
-    environment = own | SETTINGS | {"PATH": f"{BIN}:{os.environ['PATH']}", "ANSIBLE_NOCOWS": "1"}
-    began = time.monotonic()
-    done = subprocess.run(
-        argv, check=False, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    )
-    if done.returncode != expect:
-        raise CommandError(f"{argv[0]} ended with {done.returncode} instead of {expect}")
-    console.print(f"[dim]{time.monotonic() - began:.2f} s[/]\n")
+    return own | SETTINGS | {"PATH": f"{BIN}:{os.environ['PATH']}", "ANSIBLE_NOCOWS": "1"}
 
 
 @contextlib.contextmanager

@@ -84,7 +84,9 @@ class UmlNode(Node):
         forward = ["-o", "StreamLocalBindUnlink=yes", "-L", f"{self.agent}:/run/agent.sock"]
         argv = [*self._ssh(), *opened, *forward, "-N", "-f", f"root@{self.addresses[0]}"]
         quiet = subprocess.DEVNULL
-        done = subprocess.run(argv, stdin=quiet, stdout=quiet, stderr=quiet, env=ENVIRONMENT, cwd="/", timeout=60)
+        done = subprocess.run(
+            argv, stdin=quiet, stdout=quiet, stderr=quiet, env=ENVIRONMENT, cwd="/", timeout=60, check=False
+        )
         if done.returncode != 0:
             raise LabError(f"{self.name} lets nobody in; its console says:\n{self.console()}")
         self.run(["sh", "-c", "until [ -S /run/agent.sock ]; do sleep 0.05; done"], timeout=60)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.node import userspace
 from tests.node.host import Host
 
 # Flavour and shell do not meet in the program: two hosts show both of each.
@@ -45,3 +46,10 @@ def any_flavour(request: pytest.FixtureRequest, new_host: Callable[..., Host]) -
 def nft_host(new_host: Callable[..., Host]) -> Host:
     """A host with iptables-nft."""
     return new_host()
+
+
+@pytest.fixture
+def world(new_host: Callable[..., Host]) -> Iterator[userspace.World]:
+    """A host for userspace mode."""
+    with userspace.world(new_host()) as made:
+        yield made

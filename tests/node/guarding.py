@@ -25,9 +25,13 @@ set +e
 while read -r dir; do
     (
         set -e
-        verify "$dir" || die 2 "$refused"
+        bundle=$dir.taken
+        rm -rf "$bundle"
+        mkdir "$bundle"
+        take_directory "$dir"
+        verify "$bundle" || die 2 "$refused"
         case " $MODES " in *" $b_mode "*) ;; *) die 2 "a bundle of another mode" ;; esac
-        guard "$dir"
+        guard "$bundle"
     ) </dev/null >"$dir.answer" 2>"$dir.errors"
     echo "$?"
 done

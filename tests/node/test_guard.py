@@ -123,10 +123,6 @@ RULES: dict[str, tuple[Edit, str]] = {
     "a policy for a chain of ours": (swap(":KUBE-SERVICES - [0:0]", ":KUBE-SERVICES ACCEPT [0:0]"), UNLIKE),
     "rules of a chain that is not declared": (rule(STRANGER, "-j KUBE-MARK-MASQ"), UNLIKE),
     "a chain declared twice": (swap(":KUBE-SERVICES - [0:0]\n", ":KUBE-SERVICES - [0:0]\n" * 2), "chain KUBE-SERVICES is declared twice"),
-    "a jump to a chain that is not declared": (
-        rule("KUBE-SERVICES", f'-d 10.96.9.9/32 -p tcp -m comment --comment "a/b" -m tcp --dport 80 -j {STRANGER}'),
-        f"jump to {STRANGER}, which this bundle does not declare",
-    ),
     "rules of a chain in two places": (swap("-A KUBE-POSTROUTING -j MARK", "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\n-A KUBE-POSTROUTING -j MARK"), "do not stand together"),
     "a jump twice": (swap("-I INPUT -j KUBE-FIREWALL\n", "-I INPUT -j KUBE-FIREWALL\n" * 2), "a line twice"),
     "a deletion": (swap("COMMIT\n*nat", "-D INPUT 1\nCOMMIT\n*nat"), UNLIKE),
@@ -202,7 +198,7 @@ RULES: dict[str, tuple[Edit, str]] = {
     "a word that stands for an address": (rule(WEB_ENDPOINT, "-p tcp -m tcp -j DNAT --to-destination <DEST>:80"), UNLIKE),
     "a null byte": (on(0, swap_text("-j KUBE-MARK-MASQ\n", "-j KUBE-MARK-MASQ\0 -j ACCEPT\n")), ""),
     "a null byte before the end of a line": (on(0, swap_text("- [0:0]\n", "- [0:0]\0\n")), ""),
-    "no newline at the end": (on(0, lambda text: text.removesuffix("\n")), "no end of the last line"),
+    "no newline at the end": (on(0, lambda text: text.removesuffix("\n")), "the digest does not match"),
     "two blanks": (swap("-A KUBE-MARK-MASQ -j", "-A KUBE-MARK-MASQ  -j"), UNLIKE),
     "a blank at the end": (swap("-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000", "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000 "), UNLIKE),
 }  # fmt: skip

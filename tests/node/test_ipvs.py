@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State
+from agentless_kube_proxy.carry.rival import signs
 from agentless_kube_proxy.cluster.objects import SCHEDULERS
 from agentless_kube_proxy.proxy.config import with_schedulers
 
@@ -128,6 +129,9 @@ DRIFT = {
     "ipvsadm -e -t 10.96.0.7:80 -r {far}:8080 -m -w 3": "changed-endpoint",
     "ipvsadm -a -t 10.96.0.7:80 -r 10.244.9.9:80 -m -w 1": "extra-endpoint",
     "ipvsadm -A -t 10.96.0.5:81 -s rr": "extra-server",
+    # What a kube-proxy writes for a Service.
+    "ip addr add 10.96.99.98/32 dev kube-ipvs0; ipvsadm -A -t 10.96.99.98:80 -s rr": "extra-server",
+    "ipset add KUBE-CLUSTER-IP 10.96.99.98,tcp:80": "extra-entry",
     "ipset del KUBE-CLUSTER-IP 10.96.0.5,tcp:80": "missing-entry",
     "ipset add KUBE-6-CLUSTER-IP fd00::1,tcp:1": "extra-entry",
     "ip addr del 10.96.0.6/32 dev kube-ipvs0": "missing-address",
@@ -146,6 +150,7 @@ def test_drift_is_named_and_mended_and_what_belongs_to_others_is_not_touched(wor
         world.sh("\n".join(command.format(**addresses) for command in DRIFT))
         status = world.status()
         assert {each["kind"] for each in status["differences"]} >= set(DRIFT.values())
+        assert signs({"status": status}) == ["since the last apply, something wrote ipvs -t 10.96.99.98:80"]
         assert world.apply(bundle, "--verify")["changed"] is True
         assert world.kernel() == good
         assert "-A -t 172.18.0.13:9999 -s wlc" in good["servers"]

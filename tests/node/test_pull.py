@@ -261,16 +261,16 @@ def test_releases_that_do_not_count(site: Site, tmp_path: Path) -> None:
     (site.web.www / "n1.release").write_text(split(good)[0])
     site.refuses("it has no signature")
     (site.web.www / "n1.release").write_text(good[: len(good) - 100])
-    site.refuses("not signed by anybody allowed")
+    site.refuses("not signed by an allowed signer")
     (site.web.www / "n1.release").write_text(good[:150])
-    site.refuses("not signed by anybody allowed")
+    site.refuses("not signed by an allowed signer")
     (site.web.www / "n1.release").write_text("<html>Please log in</html>\n")
-    site.refuses("not signed by anybody allowed")
+    site.refuses("not signed by an allowed signer")
     mallory = new_key(tmp_path / "keys", "mallory")
     site.publisher.key, honest = mallory, site.publisher.key
     site.rewrite(lambda _text: split(good)[0])
     site.publisher.key = honest
-    site.refuses("is of nobody in")
+    site.refuses("who is not in")
     (site.web.www / "n1.release").write_text((site.web.www / "n2.release").read_text())
     site.refuses("not for this node")
     site.rewrite(lambda _text: dataclasses.replace(release, cluster="staging").text())
@@ -369,7 +369,7 @@ def test_polls_without_news_mend_what_somebody_broke_and_say_when_nobody_publish
     assert site.pull("--verify").json["healed"] is True
     assert "-A KUBE-FORWARD -j ACCEPT" not in site.host.rules().splitlines()
     deadline = time.monotonic() + 60
-    while "nobody publishes any more" not in str(site.pulled()["warnings"]):
+    while "no new one is published" not in str(site.pulled()["warnings"]):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     # Signed anew, without news: only the release comes.

@@ -80,7 +80,7 @@ def test_without_a_release_nothing_is_applied(signed_host: Host, keys: dict[str,
     write_release(bundle, release.text(), [])
     refused(signed_host, bundle, "it has no signature")
     sign_bundle(bundle, keys["mallory"])
-    refused(signed_host, bundle, "is of nobody in")
+    refused(signed_host, bundle, "who is not in")
 
 
 def test_a_changed_release_is_refused(signed_host: Host, keys: dict[str, Path], tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_nobody_signed_is_not_unpacked(plain_host: Host, keys: dict[str, Pa
     bomb = stream_of(bundle, ("bomb", b"0" * 99 * 1000000 + b"\n"))
     assert len(bomb) < 1_000_000
     result = pushed(plain_host, bomb, limit="20000")
-    assert (result.code, "is of nobody in" in result.json["error"]) == (2, True), result.stdout
+    assert (result.code, "who is not in" in result.json["error"]) == (2, True), result.stdout
     # Nor is what an honest manifest does not list.
     sign_bundle(bundle, keys["alice"])
     result = pushed(plain_host, stream_of(bundle, ("iptables-9.rules", b"*nat\nCOMMIT\n")))

@@ -23,6 +23,7 @@ STATES = {
     "partial": "$ipt -t nat -F",
     "partial by a jump": '$ipt -t nat -D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
     "partial by a family": "nft delete table ip6 nat",
+    "partial by all of a family": "nft flush ruleset ip6",
     "foreign": f"$ipt -t nat -N KUBE-PROXY-GEN-{'0' * 13}; $ipt -t nat -A KUBE-PROXY-GEN-{'0' * 13} -m comment --comment {'0' * 64}; $ipt -F INPUT",
 }
 

@@ -1,4 +1,4 @@
-"""userspace mode on a host: real HAProxy and nginx behind real rules, and pods that answer, refuse or say nothing."""
+"""userspace mode on a host: turns, affinity, pods that refuse or are silent, held connections, deltas."""
 
 from __future__ import annotations
 
@@ -7,124 +7,18 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agentless_kube_proxy.bundle.manifest import manifest_text
-from agentless_kube_proxy.bundle.write import write_bundle
 
 from tests.controlplane import netns
-from tests.unit.build import Object, node, port, render, service, slice_of
+from tests.unit.build import port, service, slice_of
 
-from .host import Host
-from .test_faults import hiding
-
-PODS = ("10.244.1.1", "10.244.1.2", "10.244.1.3")
-REFUSING, DARK = "10.244.1.8", "10.244.1.9"
-NODE, VIP, DNS = "192.168.77.11", "10.96.7.7", "10.96.0.10"
-# Each pod tells its address, and then says again what it is told.
-SERVER = """
-import asyncio, sys
-class Datagrams(asyncio.DatagramProtocol):
-    def connection_made(self, transport): self.transport = transport
-    def datagram_received(self, data, sender):
-        self.transport.sendto(self.transport.get_extra_info("sockname")[0].encode(), sender)
-async def serve(reader, writer):
-    writer.write(writer.get_extra_info("sockname")[0].encode() + b"\\n")
-    while line := await reader.readline():
-        writer.write(line)
-    writer.close()
-async def main():
-    for ip in sys.argv[1:]:
-        await asyncio.start_server(serve, ip, 8080)
-        await asyncio.get_running_loop().create_datagram_endpoint(Datagrams, (ip, 5353))
-    print("ready", flush=True)
-    await asyncio.Event().wait()
-asyncio.run(main())
-"""
-
-
-def web(*ips: str, **spec: Any) -> list[Object]:
-    return [service(**spec), slice_of("web", *ips)]
-
-
-def dns(*ips: str) -> list[Object]:
-    entry = [port(53, "dns", "UDP")]
-    made = service("dns", "kube-system", clusterIP=DNS, ports=entry)
-    return [made, slice_of("dns", *ips, namespace="kube-system", ports=[port(5353, "dns", "UDP")])]
-
-
-@dataclass
-class World:
-    """A host with pods at addresses of its own."""
-
-    host: Host
-    names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def bundle(self, *objects: Object, **fields: Any) -> Path:
-        """A bundle of the host for these objects."""
-        made = node("n1", NODE, "fd77::11")
-        conntrack = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
-        path = self.host.directory / f"bundle-{next(self.names)}"
-        write_bundle(render(*objects, made, mode="userspace", conntrack=conntrack, **fields), path)
-        return path
-
-    def apply(self, *objects: Object) -> dict[str, Any]:
-        return self.host.apply(self.bundle(*objects))
-
-    def open(self, ip: str = VIP, number: int = 80) -> socket.socket:
-        connection = netns.connect(self.host.name, ip, number, timeout=10)
-        connection.settimeout(10)
-        return connection
-
-    def call(self, ip: str = VIP, number: int = 80) -> str:
-        """The pod that answers; empty if the connection is closed without an answer."""
-        with self.open(ip, number) as connection:
-            return connection.recv(100).decode().strip()
-
-    def ask(self) -> str:
-        """The pod that answers a datagram."""
-        with netns.entered(self.host.name), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            sender.settimeout(5)
-            sender.sendto(b"?", (DNS, 53))
-            return sender.recv(100).decode()
-
-    def pid(self, proxy: str) -> int:
-        return int((self.host.proxies / f"run/{proxy}.pid").read_text())
-
-    def runs(self, proxy: str) -> bool:
-        try:
-            return Path(f"/proc/{self.pid(proxy)}/stat").read_text().split()[2] != "Z"
-        except FileNotFoundError:
-            return False
-
-
-@pytest.fixture
-def world(new_host: Callable[..., Host]) -> Iterator[World]:
-    """A host with three pods, one address that refuses and one that is silent."""
-    host = new_host()
-    host.mode = "userspace"
-    own = (NODE, *PODS, REFUSING, DARK)
-    host.sh("; ".join([f"ip addr add {ip}/32 dev lo" for ip in own] + ["ip route add 10.96.0.0/12 dev lo"]))
-    host.sh(f"$ipt -I INPUT -d {DARK} -p tcp --dport 8080 -j DROP")
-    pods = subprocess.Popen(
-        netns.command(host.name, [sys.executable, "-c", SERVER, *PODS]), stdout=subprocess.PIPE, text=True
-    )
-    assert pods.stdout is not None
-    assert pods.stdout.readline() == "ready\n"
-    found = World(host)
-    yield found
-    host.akp("cleanup")
-    pods.terminate()
-    pods.wait()
-    assert not any(map(found.runs, ("haproxy", "nginx"))), "a proxy outlived its host"
+from .signing import allow, etc_of, new_key, sign_bundle
+from .userspace import DARK, DNS, NODE, PODS, REFUSING, World, dns, web
 
 
 def test_pods_are_taken_in_turn_behind_cluster_ip_and_node_port(world: World) -> None:
@@ -151,6 +45,14 @@ def test_a_client_keeps_its_pod_until_it_was_away_for_long_enough(world: World) 
         time.sleep(2.5)
         later.add(world.call())
     assert len(later) > 1
+
+
+def test_the_first_calls_of_a_client_share_a_pod_even_if_they_come_at_once(world: World) -> None:
+    world.apply(*web(*PODS, sessionAffinity="ClientIP"))
+    calls = [world.open() for _ in range(60)]
+    assert len({call.recv(100) for call in calls}) == 1
+    for call in calls:
+        call.close()
 
 
 @pytest.mark.soak
@@ -197,29 +99,103 @@ def test_connections_outlive_changes_of_endpoints_and_reloads(world: World) -> N
         connection.close()
 
 
-def test_a_killed_proxy_is_seen_and_comes_back(world: World) -> None:
-    world.apply(*web(*PODS))
+def test_endpoints_come_and_go_by_deltas(world: World) -> None:
+    states = [web(*PODS[:1], *more) for more in ((), (PODS[1],), (PODS[2],), (PODS[1], PODS[2]))]
+    world.apply(*states[0])
+    pid = world.pid("haproxy")
+    with world.open() as held:
+        assert held.recv(100)
+        for had, has in itertools.pairwise(states):
+            answer = world.host.apply(world.delta(had, has))
+            assert (answer["proxies"], answer["changed"]) == ({"haproxy": "changed"}, True)
+        assert {world.call() for _ in range(9)} == set(PODS)
+        held.sendall(b"still here\n")
+        assert held.recv(100) == b"still here\n"
+    assert world.host.akp("status", "--verify").json["drift"] == 0
+    # The whole of what is in force is nothing new, to the last line.
+    assert world.apply(*states[3])["changed"] is False
+    assert world.pid("haproxy") == pid
+    assert world.host.akp("rollback").code == 0
+    assert {world.call() for _ in range(9)} == {PODS[0], PODS[2]}
+
+
+def test_automation_may_move_endpoints_by_deltas_and_sign_nothing_else(world: World, tmp_path: Path) -> None:
+    keys = {name: new_key(tmp_path / "keys", name) for name in ("alice", "automation")}
+    allow(etc_of(world.host), *keys.values())
+    first, second, third = (web(pod) for pod in PODS)
+    sign_bundle(made := world.bundle(*first), keys["alice"])
+    world.host.apply(made)
+    sign_bundle(made := world.delta(first, second), keys["automation"])
+    world.host.apply(made)
+    assert world.call() == PODS[1]
+    sign_bundle(made := world.bundle(*third), keys["automation"])
+    refused = world.host.akp("apply", made)
+    assert (refused.code, "haproxy.cfg is another" in refused.json["error"]) == (2, True), refused.stdout
+    assert world.call() == PODS[1]
+    (etc_of(world.host) / "allowed_signers").unlink()
+
+
+def test_what_deltas_made_comes_back_after_the_proxy_was_killed(world: World) -> None:
+    world.apply(*web(PODS[0]))
+    world.host.apply(world.delta(web(PODS[0]), web(PODS[1])))
     os.kill(world.pid("haproxy"), signal.SIGKILL)
     assert world.host.akp("status").json["state"] == "partial"
+    refused = world.host.akp("apply", world.delta(web(PODS[1]), web(PODS[2])))
+    assert refused.json["need"] == "full"
     assert world.host.akp("restore").code == 0
-    assert world.host.akp("status").json["state"] == "applied"
-    assert world.call() in PODS
+    assert {world.call() for _ in range(3)} == {PODS[1]}
+    assert world.host.akp("status", "--verify").json["drift"] == 0
 
 
-def test_a_port_that_another_program_has_is_named_and_all_stays_as_it_was(world: World) -> None:
-    before = world.host.rules()
-    with netns.entered(world.host.name), socket.create_server(("0.0.0.0", 24919)):
-        refused = world.host.akp("apply", world.bundle(*web(*PODS)))
-    assert (refused.code, refused.json["asBefore"]) == (4, True)
-    assert "port 24919 is taken by another program" in refused.json["error"]
-    assert world.host.rules() == before
-    assert not world.host.proxies.exists()
+def test_a_pod_that_comes_back_while_connections_are_held_needs_no_reload(world: World) -> None:
+    world.apply(*web(*PODS[:2]))
+    held = [world.open() for _ in range(4)]
+    for pods in (PODS[:1], PODS[:2], PODS[1:2], PODS[:2]):
+        assert world.apply(*web(*pods))["proxies"] == {"haproxy": "changed"}
+        assert {world.call() for _ in range(6)} == set(pods)
+    for connection in held:
+        connection.close()
 
 
-@pytest.mark.parametrize(("tool", "package"), [("haproxy", "haproxy"), ("nginx", "nginx")])
-def test_a_proxy_that_is_not_installed_is_named(world: World, tool: str, package: str) -> None:
-    refused = world.host.akp("apply", world.bundle(*web(*PODS), *dns(PODS[0])), prefix=hiding(tool))
-    assert (refused.code, refused.json["error"]) == (3, f"missing tool: {tool} (package {package})")
+def test_settings_of_the_node_decide_on_checks_and_on_how_long_old_processes_live(world: World) -> None:
+    settings = etc_of(world.host) / "node.conf"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("proxy_check often\n")
+    assert world.host.akp("apply", world.bundle(*web(*PODS))).code == 2
+    settings.write_text("proxy_check 0\nproxy_connect 250\nproxy_hours 2\nproxy_reloads 2\n")
+    world.apply(*web(*PODS[:2]))
+    written = (world.host.proxies / "haproxy.cfg").read_text()
+    for line in ("timeout connect 250ms", "hard-stop-after 2h", "mworker-max-reloads 2", "default-server weight 1"):
+        assert f"    {line}\n" in written
+    assert world.apply(*web(PODS[0], PODS[2], REFUSING))["proxies"] == {"haproxy": "changed"}
+    assert {world.call() for _ in range(9)} == {PODS[0], PODS[2]}
+    with world.open() as held:
+        assert held.recv(100)
+        for number in range(3):
+            held.sendall(b"still here\n")
+            assert held.recv(100) == b"still here\n"
+            more = [service(f"more-{i}", clusterIP=f"10.96.8.{i + 1}") for i in range(number + 1)]
+            assert world.apply(*web(PODS[0]), *more)["proxies"] == {"haproxy": "reloaded"}
+        assert held.recv(100) == b"", "two reloads are all that it may outlive"
+
+
+def test_udp_flows_to_a_port_that_is_no_longer_the_services_end(world: World) -> None:
+    """Another range moves the proxy port; a flow of a client would go on leading to the old one."""
+    world.apply(*dns(PODS[0]))
+    with netns.entered(world.host.name), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(5)
+        client.connect((DNS, 53))
+        client.send(b"?")
+        assert client.recv(100).decode() == PODS[0]
+        moved = world.host.apply(world.bundle(*dns(PODS[1]), portRange="20100-20100"))
+        assert moved["flows"] == 1
+        client.send(b"?")
+        assert client.recv(100).decode() == PODS[1]
+        assert world.apply(*dns(PODS[0]))["flows"] == 1
+        changed = world.apply(*dns(PODS[2]))
+        assert changed["flows"] == 0, "endpoints are the proxy's business"
+        client.send(b"?")
+        assert client.recv(100).decode() == PODS[2]
 
 
 def test_rollback_and_cleanup_leave_what_was_there(world: World) -> None:

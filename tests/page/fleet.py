@@ -128,6 +128,9 @@ _DAY = (
     (3.2, "n3", "unreached"),
     (14, "n2", "old"),
     (13.4, "n2", "current"),
+    (9, "n2", "drift"),
+    (8.4, "n2", "current"),
+    (0.2, "n2", "drift"),
 )
 
 

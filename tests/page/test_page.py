@@ -185,7 +185,9 @@ def test_the_ledger_spells_out_failures_and_says_if_it_was_changed(
 def test_freshness_is_drawn_for_nodes_that_had_a_bad_moment(chrome: Browser, page: Path, tmp_path: Path) -> None:
     chrome.open(page, "freshness")
     assert texts(chrome, "#freshness .tl b") == ["n2", "n3"], "the worst of now comes first"
-    assert texts(chrome, "#freshness .now")[0] == "not confirmed lately, 36 min in all"
+    assert texts(chrome, "#freshness .now")[0].startswith("drift since ")
+    assert texts(chrome, "#freshness .legend li") == ["not confirmed lately", "not reached", "failed", "drift"]
+    assert chrome.evaluate("document.querySelectorAll('#freshness .tl rect.f-drift').length") == 2, "one was put right"
     kept("report-freshness", chrome.picture(), tmp_path)
 
 

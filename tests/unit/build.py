@@ -14,7 +14,8 @@ from agentless_kube_proxy.addresses import family_of
 from agentless_kube_proxy.backends.state import State
 from agentless_kube_proxy.cluster.objects import Reader
 from agentless_kube_proxy.cluster.snapshot import Snapshot
-from agentless_kube_proxy.proxy.config import ProxyConfig, parse_config
+from agentless_kube_proxy.proxy.config import ProxyConfig
+from agentless_kube_proxy.proxy.config_document import parse_config
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.policy import VipPolicy, under_policy
 from agentless_kube_proxy.proxy.view import ClusterView, NodeView

@@ -60,8 +60,8 @@ class ByNode:
             return self._linux.state(view)
         if self._preview is None:
             raise UnusableNode(
-                f"node {name}: it runs Windows. kernelspace mode is a preview: akp render writes its bundle, which is "
-                "applied by hand, see docs/kernelspace.md; leave this host out of the play"
+                f"node {name}: it runs Windows. kernelspace mode is a preview, never run on Windows: akp render writes its "
+                "bundle, and the module windows_node carries it, see docs/kernelspace.md; leave this host out of the play"
             )
         found: State = _module("kernelspace").Renderer(self._preview).state(view)
         return found

@@ -1,6 +1,6 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Windows nodes: the documents that kube-proxy gives to the Host Networking Service (HNS). A preview.
+"""Windows nodes: the documents that kube-proxy gives to the Host Networking Service (HNS). A preview, never run there.
 
 HNS balances connections itself. It is given endpoints, one for each address that it does not have yet, and load
 balancers, one for each address and port at which a Service is reached. It names both by GUIDs, which exist on a node
@@ -34,10 +34,10 @@ Document: TypeAlias = dict[str, Any]
 NETWORK: Object = ("network",)
 _FILE = "hns.json"
 
-_PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
+PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 _SCHEMA = {"Major": 2, "Minor": 0}
 # Flags of a load balancer
-_DSR, _IPV6 = 1, 2
+_DSR, IPV6_FLAG = 1, 2
 # Flags of a port mapping
 _LOCAL_ROUTED, _USE_MUX, _PRESERVE_DIP, _VIP_EXTERNAL = 2, 4, 8, 16
 _REMOTE = 1  # flag of an endpoint
@@ -144,7 +144,7 @@ class _Node:
     ) -> Iterator[tuple[Object, Document]]:
         """A load balancer for each way to reach a service port, in the order in which kube-proxy makes them."""
         port, internal = service.port, service.taken[-1].port
-        ipv6 = _IPV6 if port.family is Family.IPV6 else 0
+        ipv6 = IPV6_FLAG if port.family is Family.IPV6 else 0
         dsr_if_local = _DSR if service.local else 0
 
         def balancer(
@@ -214,14 +214,21 @@ def _endpoint(ip: str, mac: str, *, provider: str = "", remote: bool = True) -> 
 
 def _mapping(protocol: str, internal: int, external: int, distribution: int, flags: int) -> Document:
     """What is zero is left out, as in all documents."""
-    mapping = {"Protocol": _PROTOCOLS[protocol], "InternalPort": internal, "ExternalPort": external}
+    mapping = {"Protocol": PROTOCOLS[protocol], "InternalPort": internal, "ExternalPort": external}
     return mapping | {k: v for k, v in (("DistributionType", distribution), ("Flags", flags)) if v}
 
 
 def _load_balancer(vip: str, mapping: Document, ips: list[str], flags: int, source_vip: str) -> tuple[Object, Document]:
     """A document, and what HNS knows the load balancer by: an endpoint that is there twice counts as none."""
     odd = sorted(ip for ip in set(ips) if ips.count(ip) % 2)
-    parts = (mapping["Protocol"], mapping["InternalPort"], mapping["ExternalPort"], vip, flags & _IPV6, ",".join(odd))
+    parts = (
+        mapping["Protocol"],
+        mapping["InternalPort"],
+        mapping["ExternalPort"],
+        vip,
+        flags & IPV6_FLAG,
+        ",".join(odd),
+    )
     document: Document = {"HostComputeEndpoints": ips}
     if source_vip:
         document["SourceVIP"] = source_vip

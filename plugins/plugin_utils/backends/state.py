@@ -302,25 +302,28 @@ def delta(old: State, new: State) -> Delta:
                     before[obj] = then
                     elements |= earlier.elements
                     fixed = fixed or earlier.fixed != text.fixed
+    removed = step.removed + tuple(obj for obj in old.frame if obj not in new.frame)
     return Delta(
         base=old.generation,
         generation=new.generation,
         changed=changed,
         before=before,
-        removed=step.removed + tuple(obj for obj in old.frame if obj not in new.frame),
+        removed=removed,
         names=tuple(sorted({each.name for pair in step.pairs for each in pair if each})),
         pairs=step.pairs,
         elements=elements,
         allowed=(old.allowed, new.allowed),
         needs_full=fixed
         or new.mode in _WHOLE_MODES
+        or (new.mode in _FRONTENDS_WHOLE and any(part_of(obj) is not Part.ENDPOINTS for obj in (*changed, *removed)))
         or (old.mode, old.compat) != (new.mode, new.compat)
         or _families(old) != _families(new),
     )
 
 
-# Proxies in user space read whole files, and a file of theirs has all Services. Windows nodes compare all themselves.
-_WHOLE_MODES = frozenset({"userspace", "kernelspace"})
+# Windows nodes compare all themselves. A proxy in user space can be told of endpoints; for all else it reads a whole file.
+_WHOLE_MODES = frozenset({"kernelspace"})
+_FRONTENDS_WHOLE = frozenset({"userspace"})
 
 
 def _families(state: State) -> set[str]:

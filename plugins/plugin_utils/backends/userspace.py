@@ -16,13 +16,14 @@ from ..addresses import Family, endpoint_text, family_of, host_cidr, is_loopback
 from ..proxy.compat import Compat
 from ..proxy.port_view import PortView
 from ..proxy.view import FamilyView, NodeView
-from .common import SERVICES, conntrack_sysctls, forget_views, owner_of, record_line, shared_frame
-from .iptables_file import TOOLS, chain_lines, marker, table_text
+from .common import CONNTRACK, SERVICES, conntrack_sysctls, forget_views, owner_of, record_line, shared_frame
+from .iptables_file import TOOLS, chain_lines, demands, marker, table_text
 from .state import Delta, EndpointsObject, Fragment, FrameObject, Object, State, fragment
 
 MINOR = "1.25"  # the last kube-proxy that has the mode
-HAPROXY: Object = EndpointsObject(("file", "haproxy.cfg"))
-NGINX: Object = EndpointsObject(("file", "nginx.conf"))
+HAPROXY: Object = ("file", "haproxy.cfg")
+NGINX: Object = ("file", "nginx.conf")
+SERVERS_FILE = "haproxy.diff"  # of a delta
 PORTS: Object = ("file", "ports.map")
 
 _CHAINS = {
@@ -43,6 +44,13 @@ _JUMPS = {
 -I INPUT -m comment --comment "Ensure that non-local NodePort traffic can flow" -j KUBE-NODEPORT-NON-LOCAL
 """,
 }
+# HAProxy learns a client's endpoint once a connection to it stands. So the first call of a client goes on at once, and
+# those that come with it wait a moment for what it finds.
+_STICK = """\
+    stick on src
+    tcp-request inspect-delay 50ms
+    tcp-request content accept if { src,table_server_id gt 0 } || { src_inc_gpc0 eq 1 } || WAIT_END
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,12 +131,15 @@ class _PortText:
             HAPROXY: self._haproxy() if port.protocol == "tcp" else "",
             NGINX: self._nginx() if port.protocol == "udp" else "",
             PORTS: f"{port.protocol} {self._proxy_port} {port.name_string}\n",
+            CONNTRACK: self._flows() if port.protocol == "udp" else "",
             SERVICES: record_line(port, view.selection.cluster, view.selection.local, self._proxy_port),
         }
+        # Names that do not depend on the order: clients keep their endpoint when others come and go.
+        servers = "".join(f"    server {e.ip}:{e.port} {e.text}\n" for e in view.proxied)
         return fragment(
             owner_of(view)._replace(idle=not view.proxied),
             [(obj, text) for obj, text in lines.items() if text],
-            (),
+            [(EndpointsObject(("haproxy", self._title)), servers)] if port.protocol == "tcp" else (),
         )
 
     def _portals(self) -> tuple[str, str]:
@@ -174,21 +185,30 @@ class _PortText:
     def _heading(self) -> str:
         return f"# {self._port.key} {self._context.family.value}\n"
 
+    def _flows(self) -> str:
+        """Where the kernel's UDP flows to this service port may lead: to the proxy port, at whichever address."""
+        port, family = self._port, self._context.family.value.lower()
+        addresses = dict.fromkeys((port.cluster_ip, *port.load_balancer_vips, *port.external_ips))
+        frontends = [f"{ip} {port.port}" for ip in addresses] + [f"* {port.node_port}"] * bool(port.node_port)
+        return "".join(f"{family} {frontend} *:{self._proxy_port}\n" for frontend in frontends)
+
+    @property
+    def _title(self) -> str:
+        port = self._port
+        return f"{port.namespace}.{port.name}" + (f":{port.port_name}" if port.port_name else "")
+
     def _haproxy(self) -> str:
-        """A proxy for TCP. Without servers it closes every connection at once."""
+        """A proxy for TCP, up to its servers. Without any it closes every connection at once."""
         port, ipv4 = self._port, self._context.family is Family.IPV4
-        title = f"{port.namespace}.{port.name}" + (f":{port.port_name}" if port.port_name else "")
         if self._context.bound:
             bind = endpoint_text(self._context.host, self._proxy_port)
         else:
             bind = f"*:{self._proxy_port}" if ipv4 else f":::{self._proxy_port} v6only"
-        lines = [self._heading, f"listen {title}\n", f"    bind {bind}\n"]
+        lines = [self._heading, f"listen {self._title}\n", f"    bind {bind}\n"]
         if port.sticky_seconds:
             kind = "ip" if ipv4 else "ipv6"
-            lines.append(f"    stick-table type {kind} size 100k expire {port.sticky_seconds}s peers akp\n")
-            lines.append("    stick on src\n")
-        # Names that do not depend on the order: clients keep their endpoint when others come and go.
-        lines += [f"    server {e.ip}:{e.port} {e.text}\n" for e in self._view.proxied]
+            lines.append(f"    stick-table type {kind} size 100k expire {port.sticky_seconds}s store gpc0 peers akp\n")
+            lines.append(_STICK)
         return "".join(lines)
 
     def _nginx(self) -> str:
@@ -240,10 +260,39 @@ def files(state: State) -> Iterator[tuple[str, str]]:
                 ),
             )
     for obj, text in opened.items():
+        if obj == HAPROXY:
+            yield obj[1], "".join(_with_servers(each) for each in state.fragments)
+        elif obj[0] == "file":
+            yield obj[1], text
+
+
+def _with_servers(made: Fragment) -> str:
+    return "".join(text for obj, text in (*made.open, *made.own) if obj == HAPROXY or obj[0] == "haproxy")
+
+
+def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
+    """The files of a delta: markers of generations, and the servers of HAProxy that go and come."""
+    for family in Family:
+        if (family.value, "nat", _CHAINS["nat"][0]) in state.frame:
+            rules = f"# node {state.node}, {state.mode} mode, {family.value}, {change.base} to {change.generation}\n"
+            for table, jumps in _JUMPS.items():
+                rules += table_text(table, [demands(change.base, jumps)], [marker(change.generation)])
+            yield f"{TOOLS[family]}.rules", rules
+    servers = [
+        line
+        for obj, text in change.changed.items()
+        if obj[0] == "haproxy"
+        for line in _server_changes(obj, text, change)
+    ]
+    if servers:
+        yield SERVERS_FILE, "".join(servers)
+    for obj, text in change.changed.items():
         if obj[0] == "file":
             yield obj[1], text
 
 
-def delta_files(change: Delta, state: State) -> Iterator[tuple[str, str]]:
-    """None: a bundle of this mode is always whole."""
-    raise ValueError(f"node {state.node}: no delta leads to {change.generation}")
+def _server_changes(obj: Object, text: str, change: Delta) -> Iterator[str]:
+    """Servers of a proxy that go, and those that come."""
+    old, new = ([line.split()[2] for line in each.splitlines()] for each in (change.before.get(obj, ""), text))
+    yield from (f"-{obj[1]} {each}\n" for each in old if each not in new)
+    yield from (f"+{obj[1]} {each}\n" for each in new if each not in old)

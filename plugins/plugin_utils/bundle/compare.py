@@ -50,8 +50,9 @@ def _checked(record: Any) -> dict[str, Any]:
         if not isinstance(record.get(field, ""), str):
             raise ValueError(f"{field} of {str(record)[:60]} is no text")
     for field in (*_ENDPOINTS, "externalIPs", "loadBalancerIPs"):
-        if not isinstance(record.get(field, []), list):
-            raise ValueError(f"{field} of {str(record)[:60]} is no list")
+        entries = record.get(field, [])
+        if not isinstance(entries, list) or not all(isinstance(each, str) for each in entries):
+            raise ValueError(f"{field} of {str(record)[:60]} is no list of texts")
     return record
 
 

@@ -17,6 +17,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 PROGRAM = "akp-node"
+WINDOWS_PROGRAM, WINDOWS_STARTER, WINDOWS_BOOT = "akp-node.cs", "akp-node.ps1", "akp-boot.ps1"
 LEAVE = "akp-leave"  # a part of the program that few runs need; it lies beside it
 # What a node of a mode needs beside the core; ipvs and userspace mode have iptables rules as well.
 MODES = {
@@ -60,9 +61,10 @@ def programs(mode: str) -> list[tuple[str, str]]:
 
 @cache
 def _windows() -> dict[str, str]:
-    """The program of Windows nodes, and the lines of PowerShell that start it."""
+    """The program of Windows nodes, and the lines of PowerShell that start it, now and at boot."""
     directory = resources.files(__package__).joinpath("akp_windows")
-    return {name: directory.joinpath(name).read_text(encoding="utf-8") for name in ("akp-node.cs", "akp-node.ps1")}
+    names = (WINDOWS_BOOT, WINDOWS_PROGRAM, WINDOWS_STARTER)
+    return {name: directory.joinpath(name).read_text(encoding="utf-8") for name in names}
 
 
 @cache

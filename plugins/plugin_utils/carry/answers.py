@@ -120,7 +120,7 @@ def _result(line: str) -> dict[str, Any]:
     return checked
 
 
-# ---- numbers, as they are parsed: the text of one may be longer than anybody can read
+# ---- numbers, as they are parsed: the text of one may have millions of digits
 
 
 def _digits(text: str) -> int:

@@ -16,6 +16,8 @@ from typing import Any
 _OF_SERVICES = re.compile(
     r"KUBE-(?:SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}|(?:service|external|firewall|endpoint|affinity)-[A-Z2-7]{8}-.+"
 )
+_SERVER = re.compile(r"(-t|-u|--sctp-service) \[?([^]\s]+?)\]?:([0-9]+)")
+_PROTOCOLS = {"-t": "tcp", "-u": "udp", "--sctp-service": "sctp"}
 _SHOWN = 3
 
 
@@ -35,16 +37,29 @@ def signs(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _written(status: Mapping[str, Any]) -> list[str]:
-    """Chains of Services that are in the kernel and in nothing that was applied.
+    """Chains and virtual servers of Services that are in the kernel and in nothing that was applied.
 
     Only while our own markers are all there: chains of a run that was cut short, and old rules that were loaded at
     boot, come with other markers or none.
     """
     if status.get("state") != "applied" or not status.get("generation"):
         return []
-    stale = (each for each in status.get("differences") or () if each.get("kind") == "stale-chain")
-    names = (str(each.get("chain") or each.get("name") or "") for each in stale)
-    return sorted({name for name in names if _OF_SERVICES.fullmatch(name)})
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for each in status.get("differences") or ():
+        found.setdefault(str(each.get("kind")), []).append(each)
+    names = (str(each.get("chain") or each.get("name") or "") for each in found.get("stale-chain", ()))
+    entries = {str(each.get("value")) for each in found.get("extra-entry", ())}
+    servers = (str(each.get("name")) for each in found.get("extra-server", ()))
+    return sorted(
+        {name for name in names if _OF_SERVICES.fullmatch(name)}
+        | {f"ipvs {server}" for server in servers if _entry(server) in entries}
+    )
+
+
+def _entry(server: str) -> str:
+    """What kube-proxy puts into an ipset for a virtual server; who makes one by hand hardly makes both."""
+    match = _SERVER.fullmatch(server)
+    return f"{match[2]},{_PROTOCOLS[match[1]]}:{match[3]}" if match else ""
 
 
 def told(host: str, node: str, found: Sequence[str]) -> str:

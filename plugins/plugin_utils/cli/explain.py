@@ -17,15 +17,17 @@ from ..explain.needed import COUNTED, Needed, Wanted
 from ..explain.packet import Origin, Packet
 from ..explain.question import (
     Destination,
+    NoService,
     Sender,
+    UnclearDestination,
     WrongQuestion,
     known_node,
-    nearest,
     parse_destination,
     resolved,
     sender,
 )
 from ..explain.ruleset import read_directory
+from ..explain.suggestions import endpoint_of, meant, nearest, without_rules
 from ..texts import visible
 from .console import UsageError
 from .source import Source, add_options
@@ -80,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     # One large structure, and then the end: looking for garbage would cost a fifth of the time.
     gc.disable()
     source = Source(args)
+    if known_node(source.nodes, args.node).windows:
+        return _on_windows(args, source)
     told, help_ = _answer(args, source)
     if args.json:
         print(json.dumps(as_json(told), indent=2))
@@ -90,9 +94,25 @@ def run(args: argparse.Namespace) -> int:
     return 0 if told.agrees and not told.live else 1
 
 
+def _on_windows(args: argparse.Namespace, source: Source) -> int:
+    """The load balancer that takes the packet; who sends it makes no difference to documents."""
+    from ..explain import hns
+
+    if args.live is not None:
+        raise UsageError(f"--live: {args.node} runs Windows, and only rules of Linux nodes can be read")
+    destination = parse_destination(args.destination, source.nodes.nodes)
+    given = parse_ip(args.sender.strip("[]"))
+    snapshot = source.snapshot()
+    target = resolved(snapshot, destination, family_of(given) if given and not destination.address else None)
+    state, own = source.intent(snapshot, args.node).windows(args.node)
+    told = hns.taken(state, own, target)
+    print(json.dumps(hns.as_json(told), indent=2) if args.json else "\n".join(map(visible, hns.lines(told))))
+    return 0
+
+
 def _answer(args: argparse.Namespace, source: Source) -> tuple[Explanation, str]:
     node = known_node(source.nodes, args.node)
-    destination = parse_destination(args.destination, source.nodes.nodes)
+    destination = _destination(args, source)
     wanted = _wanted(args, source, node, destination)
     if wanted is not None:
         snapshot, found = source.needed(wanted)
@@ -105,6 +125,15 @@ def _answer(args: argparse.Namespace, source: Source) -> tuple[Explanation, str]
                 raise  # otherwise what was left out may be near
     snapshot = source.snapshot()
     return _asked(args, source, snapshot, source.intent(snapshot, args.node).place(args.node), destination)
+
+
+def _destination(args: argparse.Namespace, source: Source) -> Destination:
+    try:
+        return parse_destination(args.destination, source.nodes.nodes)
+    except UnclearDestination as error:
+        raise UnclearDestination(
+            f"{error}{meant(args.destination, source.only('Service').services, args.node)}"
+        ) from None
 
 
 def _wanted(args: argparse.Namespace, source: Source, node: Node, destination: Destination) -> Wanted | None:
@@ -131,7 +160,10 @@ def _asked(
     args: argparse.Namespace, source: Source, snapshot: Snapshot, place: Place, destination: Destination
 ) -> tuple[Explanation, str]:
     given = parse_ip(args.sender.strip("[]"))
-    target = resolved(snapshot, destination, family_of(given) if given and not destination.address else None)
+    try:
+        target = resolved(snapshot, destination, family_of(given) if given and not destination.address else None)
+    except NoService as error:
+        raise NoService(without_rules(source.objects(), destination.service) or str(error)) from None
     family = family_of(target[0])
     if family not in place.families:
         raise WrongQuestion(f"--to {args.destination}: {args.node} has no rules of {family.value}")
@@ -142,8 +174,9 @@ def _asked(
     live = _live(args, place) if args.live is not None else None
     zones = {each.name: each.zone for each in snapshot.nodes}
     told = explain(place, zones, who, packet, live)
-    help_ = nearest(source.only("Service").services, place, packet) if told.frontend is None else ""
-    return told, help_
+    if told.frontend is not None:
+        return told, ""
+    return told, endpoint_of(source.objects(), target[0]) or nearest(source.only("Service").services, place, packet)
 
 
 def _packet(place: Place, who: Sender, family: Family, target: tuple[str, int, str]) -> Packet:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..bundle.program import MODES, PARTS, node_program, part_program
+from ..bundle.program import MODES, PARTS, WINDOWS_PROGRAM, node_program, part_program, programs
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,12 +19,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "akp program --part leave > /usr/local/sbin/akp-leave",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--mode", choices=tuple(MODES), help="akp-node for nodes of this mode")
+    which.add_argument(
+        "--mode",
+        choices=(*MODES, "kernelspace"),
+        help="akp-node for nodes of this mode; of Windows nodes akp-node.cs, a preview, never run on Windows",
+    )
     which.add_argument("--part", choices=PARTS, help="a program beside akp-node, e.g. akp-pull")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    print(node_program(args.mode) if args.mode else part_program(args.part), end="")
+    if args.part:
+        text = part_program(args.part)
+    elif args.mode == "kernelspace":
+        text = dict(programs(args.mode))[WINDOWS_PROGRAM]
+    else:
+        text = node_program(args.mode)
+    print(text, end="")
     return 0

@@ -63,11 +63,13 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()
     source = Source(args)
     snapshot = source.snapshot()
-    nodes = args.node or [each.name for each in snapshot.nodes]
+    # What Windows does with its documents cannot be followed here.
+    nodes = args.node or [each.name for each in snapshot.nodes if not each.windows]
     for name in nodes:
-        known_node(snapshot, name)
+        if known_node(snapshot, name).windows:
+            raise UsageError(f"--node {name}: it runs Windows, and only rules of Linux nodes can be proved")
     if not nodes:
-        raise UsageError("the cluster has no Node, so there is nothing to prove")
+        raise UsageError("the cluster has no Node of Linux, so there is nothing to prove")
     facts = source.facts(args.node[0] if len(args.node) == 1 else "")
     if args.bundle:
         claims = [_of_texts(args.bundle, Intent(snapshot, source.choices, facts), nodes)]

@@ -26,7 +26,7 @@ from .options import add_facts
 _DESCRIPTION = """\
 Writes, for each node, a bundle: OUT/NODE/ with the files that the node's own tools load (iptables.rules, ...), a
 manifest with their digests, and akp-node, the program that applies them. The same input gives the same bytes.
-A node of Windows gets hns.json and akp-node.cs, a preview.
+A node of Windows gets hns.json and akp-node.cs, a preview, never run on Windows.
 """
 
 

@@ -11,6 +11,7 @@ import json
 from ..explain.needed import Wanted
 from ..explain.question import WrongQuestion, known_node, known_service
 from ..explain.service import about, history, lines
+from ..explain.suggestions import same_name, without_rules
 from ..texts import visible
 from .console import UsageError
 from .source import Source, add_options
@@ -37,20 +38,23 @@ def run(args: argparse.Namespace) -> int:
     """Print what there is to know."""
     gc.disable()
     namespace, slash, name = args.service.partition("/")
-    if not slash:
-        raise UsageError(f"{args.service}: must be NAMESPACE/NAME")
     source = Source(args)
+    if not slash:
+        names = [f"{each.namespace}/{each.name}" for each in source.only("Service").services]
+        raise UsageError(f"{args.service}: must be NAMESPACE/NAME{same_name(names, args.service)}")
     snapshot, found = source.needed(Wanted(service=(namespace, name), counted=source.choices.proxy.mode == "iptables"))
     if not any((each.namespace, each.name) == (namespace, name) for each in snapshot.services):
+        if why := without_rules(source.objects(), (namespace, name)):
+            raise WrongQuestion(why)
         known_service(source.only("Service").services, namespace, name)
     if not snapshot.nodes:
         raise WrongQuestion("the cluster has no Node, so no rules")
     node = known_node(snapshot, args.node or snapshot.nodes[0].name)
     intent = source.intent(snapshot, node.name)
     told = about(intent, (namespace, name), node.name, found.services)
-    runs = list(history(args.dir.expanduser(), args.service)) if args.dir else []
+    runs = list(history(args.dir.expanduser(), args.service)) if args.dir else None
     if args.json:
-        print(json.dumps({**told, "history": runs}, indent=2))
+        print(json.dumps({**told, "history": runs or []}, indent=2))
     else:
         print("\n".join(map(visible, lines(told, runs))))
     return 0

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cluster.files import UnreadableFile, cluster_files, documents
 from ..cluster.objects import Reader
@@ -19,9 +19,11 @@ from ..configuration import Configuration, read_kept
 from ..explain.intent import Intent
 from ..explain.needed import Needed, Object, Wanted, needed, objects_of
 from ..proxy.compat import DEFAULT_COMPAT
-from ..tasks.directory import WorkDirectory
 from .console import UsageError
 from .options import add_facts
+
+if TYPE_CHECKING:
+    from ..tasks.directory import WorkDirectory
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,7 @@ class Source:
         self._args = args
         self._objects: list[tuple[str, Object]] | None = None
         # Of a working directory, the configuration that the last run left there.
-        kept = read_kept(WorkDirectory(args.dir.expanduser()).config) if args.dir else None
+        kept = read_kept(_work_directory(args.dir).config) if args.dir else None
         self.choices = Configuration.of({"config": str(args.config or ""), "compat": args.compat}, kept=kept).choices
 
     def objects(self) -> list[tuple[str, Object]]:
@@ -103,13 +105,13 @@ class Source:
             content = next(documents(self._args.facts), None)
             if not isinstance(content, Mapping):
                 raise UnreadableFile(f"{self._args.facts}: must be a mapping")
-            if "capabilities" in content or "addresses" in content:
+            if {"capabilities", "addresses", "hns"} & content.keys():
                 if not node:
                     raise UsageError(f"{self._args.facts}: holds the facts of one node; say which with --node")
                 return {node: content}
             return dict(content)
         if self._args.dir:
-            return WorkDirectory(self._args.dir.expanduser()).gathered()
+            return _work_directory(self._args.dir).gathered()
         return {}
 
     def _documents(self) -> Iterator[Any]:
@@ -126,6 +128,13 @@ class Source:
         path = self._args.cluster or self._args.dir.expanduser() / "snapshot.json"
         for file in cluster_files(path):
             yield from documents(file)
+
+
+def _work_directory(path: Path) -> WorkDirectory:
+    # Notes of runs are many classes, and a question about files needs none of them.
+    from ..tasks.directory import WorkDirectory
+
+    return WorkDirectory(path.expanduser())
 
 
 def _read(objects: list[Object]) -> Snapshot:

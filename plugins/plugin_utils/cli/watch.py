@@ -94,8 +94,9 @@ def _follow(inventory: Any, detach: Any, *, json_lines: bool) -> int:
     try:
         from ..bundle.release import SigningFailed
         from ..cluster.access import Access
-        from ..cluster.api import ApiError, connect
+        from ..cluster.api import connect
         from ..cluster.lease import LeaseObject
+        from ..cluster.refusals import ApiError
         from ..cluster.watch import Watch
         from ..plan.consent import Consent
         from ..watch.election import REQUEST_SECONDS, Election

@@ -15,16 +15,18 @@ import random
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from .. import __version__
-from ..errors import UserError
 from ..texts import shortened, visible
-from .access import Access, Transport, TransportError, open_transport
+from .access import Access, open_transport
 from .record import CONFIGURATION_KEY, Listing, Record, item_of
+from .refusals import Expired, Forbidden, Malformed, NotServed, Unreachable, refusal
+from .resources import CONFIGURATION, ENDPOINT_SLICES, ENDPOINTS, RESOURCES, SERVICE_CIDRS, Resource
+from .transport import Transport, TransportError
 from .trigger import trigger_text
 
 # Pages keep the server's memory and ours flat; larger ones were no faster.
@@ -40,95 +42,6 @@ AGENT = f"agentless-kube-proxy/{__version__}"
 Query: TypeAlias = list[tuple[str, str]]
 _EVENTS = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR")
 _RETRIED = (408, 429, 500, 502, 503, 504)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Resource:
-    """One of the five resources, and the selectors for it."""
-
-    name: str
-    kind: str
-    group: str  # the API group; the core group is empty
-    version: str
-    selectors: tuple[tuple[str, str], ...] = ()
-    only: str = ""  # namespace/name of the one object that is read
-
-    @property
-    def api_version(self) -> str:
-        """As objects spell it."""
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    @property
-    def path(self) -> str:
-        """Of the objects of all namespaces, or of the only one."""
-        group = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
-        namespace, _slash, name = self.only.partition("/")
-        return f"{group}/namespaces/{namespace}/{self.name}/{name}" if name else f"{group}/{self.name}"
-
-
-SERVICES = Resource(
-    "services",
-    "Service",
-    "",
-    "v1",
-    (
-        ("labelSelector", "!service.kubernetes.io/service-proxy-name"),
-        ("fieldSelector", "spec.clusterIP!=None"),
-    ),
-)
-ENDPOINT_SLICES = Resource(
-    "endpointslices",
-    "EndpointSlice",
-    "discovery.k8s.io",
-    "v1",
-    (("labelSelector", "!service.kubernetes.io/headless"),),
-)
-NODES = Resource("nodes", "Node", "", "v1")
-# Those that no controller of the cluster writes, and that ask to be mirrored: all others have EndpointSlices.
-ENDPOINTS = Resource(
-    "endpoints",
-    "Endpoints",
-    "",
-    "v1",
-    (
-        (
-            "labelSelector",
-            "!endpoints.kubernetes.io/managed-by,endpointslice.kubernetes.io/skip-mirror!=true,"
-            "!service.kubernetes.io/headless",
-        ),
-    ),
-)
-SERVICE_CIDRS = Resource("servicecidrs", "ServiceCIDR", "networking.k8s.io", "v1")
-CONFIGURATION = Resource("configmaps", "ConfigMap", "", "v1", only="kube-system/kube-proxy")
-RESOURCES = (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, ENDPOINTS)
-
-
-class ApiError(UserError):
-    """The API server gave no usable answer; the message says what to do about it."""
-
-
-class Unreachable(ApiError):
-    """No connection, or none that lasted."""
-
-
-class Unauthorized(ApiError):
-    """The credentials are missing, wrong or expired."""
-
-
-class Forbidden(ApiError):
-    """The credentials are good, but RBAC does not grant a verb on a resource."""
-
-
-class Expired(ApiError):
-    """The server no longer has the state that a list or a watch would go on from."""
-
-
-class NotServed(ApiError):
-    """The server does not know this resource."""
-
-
-class Malformed(ApiError):
-    """What the server sent is no list, or no event, of this resource; the message says what is wrong with it."""
 
 
 class Api:
@@ -397,37 +310,6 @@ def _check_names(item: dict[str, Any]) -> None:
 def connect(access: Access, *, timeout: float = 60.0) -> Api:
     """A connection with the credentials that the user has."""
     return Api(open_transport(access, AGENT), timeout=timeout)
-
-
-def refusal(url: str, resource: Resource, verb: str, status: int, data: bytes) -> ApiError:
-    """The typed error of an answer that is not 200."""
-    said = _message(data)
-    if status == 401:
-        return Unauthorized(f"{url}: the API server does not accept the credentials (401): {said}")
-    if status == 403:
-        group = f' of API group "{resource.group}"' if resource.group else ""
-        group += f" for the object {resource.only}" if resource.only else ""
-        return Forbidden(
-            f'{url}: RBAC does not grant the verb "{verb}" on the resource "{resource.name}"{group} (403): {said}'
-        )
-    if status == 404:
-        return NotServed(f"{url}: the API server does not serve {resource.path} (404): {said}")
-    if status == 410:
-        return Expired(f"{url}: {resource.name}: {said}")
-    if status == 504 and "Too large resource version" in said:
-        # The resource lives in another etcd, whose revisions are not comparable.
-        return Expired(f"{url}: {resource.name}: {said}")
-    return Unreachable(f"{url}: {verb} {resource.name}: the API server answers {status}: {said}")
-
-
-def _message(data: bytes) -> str:
-    try:
-        parsed = json.loads(data)
-        text = str(parsed["message"]) if isinstance(parsed, Mapping) and parsed.get("message") else str(parsed)
-    except (RecursionError, ValueError):
-        text = data.decode(errors="replace")
-    text = visible(" ".join(text[:10_000].split()))
-    return text[:500] or "no message"
 
 
 def _seconds(retry_after: str | None) -> float | None:

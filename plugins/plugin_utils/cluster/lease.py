@@ -11,17 +11,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from typing import Any
 
 from ..errors import UserError
 from ..texts import visible
-from .access import Access, Transport, TransportError, open_transport
-from .api import AGENT, ApiError, NotServed, Resource, Unreachable, refusal
+from .access import Access, open_transport
+from .api import AGENT
+from .refusals import ApiError, NotServed, Unreachable, refusal
+from .resources import Resource
+from .transport import Transport, TransportError
 
 LEASES = Resource("leases", "Lease", "coordination.k8s.io", "v1")
 _NAME = re.compile("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _TEXTS = ("holderIdentity", "acquireTime", "renewTime")
 _NUMBERS = ("leaseDurationSeconds", "leaseTransitions")
+_LOOK_SECONDS = 0.3
 
 
 class InvalidLease(UserError):
@@ -97,6 +102,15 @@ class LeaseObject:
         except TransportError as error:
             raise self._broken(str(error)) from error
         return None if status == 409 else self._lease("update", status, data)
+
+    def leader(self) -> str:
+        """Who holds the Lease and keeps renewing it; empty if none does. That takes until the next renewal to tell."""
+        first = last = self.read()
+        deadline = time.monotonic() + first.seconds
+        while last.holder and last.version == first.version and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            last = self.read()
+        return last.holder if last.version != first.version else ""
 
     def _lease(self, verb: str, status: int, data: bytes) -> Lease:
         if status != 200:

@@ -53,8 +53,9 @@ def read_slice(obj: Object, problem: Tell) -> EndpointSlice:
         ports=tuple(
             SlicePort(fields.port_name(entry, path), fields.protocol(entry, path), number)
             for path, entry in fields.mappings(obj, "", "ports")
-            # A port without a name or a number means "all ports", which kube-proxy does not support.
-            if entry.get("name") is not None and (number := fields.port_number(entry, path, "port", zero=True))
+            # A port without a number means "all ports", which kube-proxy does not support. One without a name, as in a
+            # manifest that was never stored, has the empty one: the API server fills that in.
+            if (number := fields.port_number(entry, path, "port", zero=True))
         ),
         endpoints=tuple(_endpoints(obj, address_type, problem)),
     )

@@ -37,8 +37,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from .access import InvalidAccess
-from .api import RESOURCES, Api, ApiError, Expired, Forbidden, Malformed, NotServed, Resource, Unauthorized
+from .api import Api
 from .record import Listing, Record
+from .refusals import ApiError, Expired, Forbidden, Malformed, NotServed, Unauthorized
+from .resources import RESOURCES, Resource
 from .slices import LABEL_SERVICE_NAME
 from .snapshot import Snapshot
 from .store import Entry, ObjectChange, Store, key_of, read_listing, read_object

@@ -18,6 +18,7 @@ These know nothing of what wrote the text. The rest asks them, and compares with
     links     the source address of what a node sends
     needed    the objects of a cluster that a question depends on
     question  who sends what to whom, as people ask it
+    suggestions  the right question that is nearest to a wrong one
     answer    the way of a packet, and why, as data
     words     the same for people
     compare   where the rules of a kernel differ from those that were meant

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import backends
 from ..addresses import FAMILIES, Family, family_of, is_loopback
+from ..backends.state import State
 from ..choices import Choices
 from ..cluster.snapshot import Snapshot
 from ..engine import Engine
@@ -29,7 +30,7 @@ class Intent:
     def __init__(
         self, snapshot: Snapshot, choices: Choices, facts: Mapping[str, Mapping[str, Any]], known: Known = NOTHING
     ) -> None:
-        self._engine = Engine(choices)
+        self._engine = Engine(choices, preview=True)
         self._engine.update(snapshot, known)
         self._facts = facts
         self.mode = choices.proxy.mode
@@ -43,6 +44,11 @@ class Intent:
     def view(self, node: str) -> NodeView:
         """What a node sees; it must be one of the cluster."""
         return self._engine.view(node, self._facts.get(node))
+
+    def windows(self, node: str) -> tuple[State, tuple[str, ...]]:
+        """The documents of a Windows node, and the addresses that it has itself."""
+        view = self.view(node)
+        return self.renderer.state(view), view.facts.interface_addresses
 
     def place(self, node: str, only: Container[tuple[str, str]] | None = None) -> Place:
         """The node as it is meant to be, with the rules of all Services, or of some by namespace and name."""
@@ -110,7 +116,9 @@ class Place:
         config = self.view.config
         interface = {Origin.NODE: "", Origin.OUTSIDE: "eth0"}.get(origin)
         if interface is None:
-            interface = config.bridge_interface or f"{config.interface_name_prefix or 'veth'}0"
+            interface = (
+                config.detect_local.bridge_interface or f"{config.detect_local.interface_name_prefix or 'veth'}0"
+            )
         return Packet(source, *destination, origin=origin, interface=interface)
 
     def is_own(self, address: str) -> bool:

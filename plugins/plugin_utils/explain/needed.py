@@ -121,18 +121,18 @@ def _names(slice_: Object, sender: str) -> bool:
     endpoints = slice_.get("endpoints")
     if not sender or not isinstance(endpoints, list):
         return False
+    last = sender[-1]
     try:
-        return any(
-            ((ref := each.get("targetRef")) and ref["name"] == sender) or _is(each["addresses"][0], sender)
-            for each in endpoints
-        )
+        for each in endpoints:
+            written = each["addresses"][0]
+            # An address can be written in many ways, but few end alike: only these are taken apart.
+            if written[-1:].lower() == last and parse_ip(written) == sender:
+                return True
+            if (ref := each.get("targetRef")) and ref["name"] == sender:
+                return True
     except (AttributeError, LookupError, TypeError):
         return True
-
-
-def _is(written: str, address: str) -> bool:
-    """Whether an address is the same, however it is written; few end alike, and only these are taken apart."""
-    return written == address or (written[-1:].lower() == address[-1:] and parse_ip(written) == address)
+    return False
 
 
 def _some_others(

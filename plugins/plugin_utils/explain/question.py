@@ -8,22 +8,30 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 
-from ..addresses import Family, any_contains, endpoint_text, family_of, is_loopback, number_of, parse_cidr, parse_ip
+from ..addresses import Family, any_contains, endpoint_text, family_of, parse_cidr, parse_ip
 from ..cluster.snapshot import Node, Service, Snapshot
 from ..errors import UserError
 from .intent import Place
-from .packet import Origin, Packet
+from .packet import Origin
+from .suggestions import listed, near, same_name
 
 PROTOCOLS = ("tcp", "udp", "sctp")
 _DESTINATION = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]/]+?)):(?P<port>\d{1,5})(?:/(?P<protocol>\w+))?")
 _SERVICE = re.compile(
     r"(?P<namespace>[a-z0-9.-]+)/(?P<name>[a-z0-9-]+)(?::(?P<port>[a-z0-9-]+)(?:/(?P<protocol>\w+))?)?"
 )
-_MOST = 5  # suggestions
 
 
 class WrongQuestion(UserError):
     """A question that has no answer; the message ends with a right one that is near."""
+
+
+class UnclearDestination(WrongQuestion):
+    """A destination of no form that is known; what it may mean, the Services of the cluster tell."""
+
+
+class NoService(WrongQuestion):
+    """A Service that is not there, or has no rules."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +68,8 @@ def parse_destination(text: str, nodes: Iterable[Node] = ()) -> Destination:
         if protocol not in PROTOCOLS:
             raise WrongQuestion(f"--to {text}: {protocol} is not one of {', '.join(PROTOCOLS)}")
         if not address:
-            near = _near(_host(match), [node.name for node in nodes])
-            raise WrongQuestion(f"--to {text}: {_host(match)} is neither an address nor a Node{near}")
+            found = near(_host(match), [node.name for node in nodes])
+            raise UnclearDestination(f"--to {text}: {_host(match)} is neither an address nor a Node{found}")
         raise WrongQuestion(f"--to {text}: a port is between 1 and 65535")
     named = _SERVICE.fullmatch(text)
     if named:
@@ -71,7 +79,7 @@ def parse_destination(text: str, nodes: Iterable[Node] = ()) -> Destination:
         )
     if (ip := parse_ip(text.strip("[]"))) is not None:
         raise WrongQuestion(f"--to {text}: which port? Say for example --to {endpoint_text(ip, 80)}/tcp")
-    raise WrongQuestion(
+    raise UnclearDestination(
         f"--to {text}: must be ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:53/udp or [fd00::1]:80/tcp, or "
         "NAMESPACE/SERVICE:PORT, such as kube-system/kube-dns:dns"
     )
@@ -93,7 +101,7 @@ def known_node(snapshot: Snapshot, name: str) -> Node:
     node = snapshot.node(name)
     if node is None:
         names = [each.name for each in snapshot.nodes]
-        raise WrongQuestion(f"--node {name}: the cluster has no such Node{_near(name, names) or _list(names)}")
+        raise WrongQuestion(f"--node {name}: the cluster has no such Node{near(name, names) or listed(names)}")
     return node
 
 
@@ -108,12 +116,13 @@ def sender(snapshot: Snapshot, place: Place, text: str, family: Family | None) -
     node = snapshot.node(text)
     if node is None:
         pods = [f"{namespace}/{pod}" for namespace, pod, _ip, _node in _pods(snapshot)]
-        near = _near(text, [*(each.name for each in snapshot.nodes), *pods])
-        raise WrongQuestion(f"--from {text}: is no address, no Pod as NAMESPACE/NAME, and no Node{near}")
+        names = [each.name for each in snapshot.nodes]
+        found = same_name(pods, text) or near(text, [*names, *pods]) or f"; Nodes are {', '.join(names[:5])}"
+        raise WrongQuestion(f"--from {text}: is no address, no Pod as NAMESPACE/NAME, and no Node{found}")
     own = [ip for sort, ip in node.addresses if sort in ("InternalIP", "ExternalIP") and parse_ip(ip)]
     fitting = [ip for ip in own if family is None or family_of(ip) is family]
     if not fitting:
-        raise WrongQuestion(f"--from {text}: this Node has no address of the family of the destination")
+        raise WrongQuestion(f"--from {text}: this Node has no address of the family of the destination{listed(own)}")
     return Sender(fitting[0], Origin.NODE if node.name == name else Origin.OUTSIDE, node=node.name)
 
 
@@ -144,9 +153,13 @@ def _by_pod(snapshot: Snapshot, place: Place, text: str, family: Family | None) 
     found = [(ip, node) for ns, pod, ip, node in _pods(snapshot) if f"{ns}/{pod}" == text]
     fitting = [each for each in found if family is None or family_of(each[0]) is family]
     if not found:
-        near = _near(text, sorted({f"{ns}/{pod}" for ns, pod, _ip, _node in _pods(snapshot)}))
+        behind = dict.fromkeys(f"{ns}/{pod}" for ns, pod, _ip, _node in _pods(snapshot, of=text))
+        if behind:
+            raise WrongQuestion(f"--from {text}: is a Service; ask for one of its Pods{listed(list(behind))}")
+        names = dict.fromkeys(f"{ns}/{pod}" for ns, pod, _ip, _node in _pods(snapshot))
         raise WrongQuestion(
-            f"--from {text}: no EndpointSlice names such a Pod{near}; ask by its address where it is behind no Service"
+            f"--from {text}: no EndpointSlice names such a Pod{near(text, list(names))}; "
+            "ask by its address where it is behind no Service"
         )
     if not fitting:
         raise WrongQuestion(f"--from {text}: this Pod has no address of the family of the destination")
@@ -156,9 +169,11 @@ def _by_pod(snapshot: Snapshot, place: Place, text: str, family: Family | None) 
     return Sender(ip, Origin.POD if node == place.view.facts.name else Origin.OUTSIDE, pod=text, node=node)
 
 
-def _pods(snapshot: Snapshot) -> Iterator[tuple[str, str, str, str]]:
-    """Namespace, name, address and node of every Pod that an EndpointSlice names."""
+def _pods(snapshot: Snapshot, of: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Namespace, name, address and node of every Pod that an EndpointSlice names, or one of a Service."""
     for each in snapshot.slices:
+        if of and f"{each.namespace}/{each.service}" != of:
+            continue
         for endpoint in each.endpoints:
             if endpoint.pod:
                 yield each.namespace, endpoint.pod, endpoint.address, endpoint.node_name
@@ -187,8 +202,8 @@ def known_service(services: Iterable[Service], namespace: str, name: str) -> Ser
         if (each.namespace, each.name) == (namespace, name):
             return each
         names.append(f"{each.namespace}/{each.name}")
-    near = _near(f"{namespace}/{name}", names) or _same_name(names, name)
-    raise WrongQuestion(f"{namespace}/{name}: the cluster has no such Service with a cluster IP{near}")
+    found = same_name(names, name) or near(f"{namespace}/{name}", names)
+    raise NoService(f"{namespace}/{name}: the cluster has no such Service with a cluster IP{found}")
 
 
 def _port(service: Service, destination: Destination) -> tuple[int, str]:
@@ -206,50 +221,5 @@ def _port(service: Service, destination: Destination) -> tuple[int, str]:
     ports = [f"{title}:{each.name or each.port}/{each.protocol}" for each in service.ports]
     if found:
         raise WrongQuestion(f"--to {title}: which port? One of {', '.join(ports)}")
-    near = _near(f"{title}:{wanted}", ports) or _list(ports)
-    raise WrongQuestion(f"--to {title}:{wanted}: the Service has no such port{near}")
-
-
-def nearest(services: Iterable[Service], place: Place, packet: Packet) -> str:
-    """Where no Service is, the one that is nearest: other ports of the address, or the address of the port."""
-    here: list[str] = []
-    elsewhere: list[tuple[int, str]] = []
-    own, family = place.is_own(packet.destination), family_of(packet.destination)
-    for service in services:
-        addresses = {*service.cluster_ips, service.cluster_ip, *service.external_ips, *service.load_balancer_vips}
-        for port in service.ports:
-            title = f"/{port.protocol} ({service.namespace}/{service.name})"
-            if packet.destination in addresses:
-                here.append(f"{endpoint_text(packet.destination, port.port)}{title}")
-            elif own and port.node_port:
-                here.append(f"{endpoint_text(packet.destination, port.node_port)}{title}")
-            elif port.port == packet.port:
-                for ip in addresses:
-                    if family_of(ip) is family:
-                        distance = _distance(ip, packet.destination)
-                        elsewhere.append((distance, f"{endpoint_text(ip, port.port)}{title}"))
-    if here:
-        return f"Services answer there at {', '.join(here[:_MOST])}{', …' if len(here) > _MOST else ''}"
-    if elsewhere and not is_loopback(packet.destination):
-        return f"no Service has this address; the nearest one with that port is {min(elsewhere)[1]}"
-    return ""
-
-
-def _distance(one: str, other: str) -> int:
-    return abs(number_of(one) - number_of(other))
-
-
-def _near(given: str, names: list[str]) -> str:
-    import difflib  # only a wrong question needs it
-
-    close = difflib.get_close_matches(given, names, _MOST, 0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
-def _same_name(names: list[str], name: str) -> str:
-    same = [each for each in names if each.partition("/")[2] == name]
-    return f"; did you mean {' or '.join(same[:_MOST])}?" if same else ""
-
-
-def _list(names: list[str]) -> str:
-    return f"; it has {', '.join(names[:_MOST])}{', …' if len(names) > _MOST else ''}" if names else "; it has none"
+    close = near(f"{title}:{wanted}", ports) or listed(ports)
+    raise WrongQuestion(f"--to {title}:{wanted}: the Service has no such port{close}")

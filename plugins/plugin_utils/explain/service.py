@@ -30,7 +30,7 @@ def about(intent: Intent, name: tuple[str, str], node: str, only: Collection[tup
         "type": service.type,
         "ports": [_port(each, zones) for each in ports],
         "node": node,
-        "mode": view.config.mode,
+        "mode": state.mode,
         "objects": [
             {"object": " ".join(obj), "lines": text.splitlines()}
             for each in state.fragments
@@ -79,10 +79,11 @@ def history(directory: Path, service: str) -> Iterator[dict[str, Any]]:
     file = directory / FILE
     if not file.is_file():
         return
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    served: dict[str, str] = {}
+    found: dict[str, tuple[str | None, dict[str, Any]]] = {}
+    served: dict[str, str | None] = {}
     for entry in entries(file):
-        for node, change in (entry.get("nodes") or {}).items():
+        for host, change in (entry.get("nodes") or {}).items():
+            node = str(change.get("node") or host)
             generation = str(change.get("after") or "")
             if not generation or entry.get("result") == "begun" or change.get("error"):
                 continue
@@ -94,7 +95,7 @@ def history(directory: Path, service: str) -> Iterator[dict[str, Any]]:
         who = entry.get("who") or {}
         yield {
             "node": node,
-            "served": bool(text),
+            "served": None if text is None else bool(text),
             "since": entry.get("time"),
             "run": entry.get("run"),
             "entry": entry["number"],
@@ -105,18 +106,18 @@ def history(directory: Path, service: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _served(file: Path, service: str) -> str:
-    """The lines of a Service among the frontends of a generation; empty if they are not known."""
+def _served(file: Path, service: str) -> str | None:
+    """The lines of a Service among the frontends of a generation; None if they are no longer known."""
     try:
         lines_ = file.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return ""
+        return None
     wanted = json.dumps(service)
     return "\n".join(line for line in lines_ if f'"service":{wanted}' in line)
 
 
-def lines(told: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The same in words."""
+def lines(told: Mapping[str, Any], runs: Iterable[Mapping[str, Any]] | None) -> Iterator[str]:
+    """The same in words; runs are None where no working directory tells of them."""
     yield f"{told['service']}, type {told['type']}"
     for port in told["ports"]:
         yield ""
@@ -134,15 +135,31 @@ def lines(told: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> Iterato
     for each in told["objects"]:
         yield f"  {each['object']}"
         yield from (f"    {line}" for line in each["lines"])
-    runs = list(runs)
-    if runs:
-        yield ""
-        yield "since when nodes have its frontends as they are now"
-        for each in runs:
-            by = f", approved by {', '.join(each['approvers'])}" if each["approvers"] else ""
-            verb = "served" if each["served"] else "not served"
-            reason = f": {each['reason']}" if each["reason"] else ""
-            yield f"  {each['node']:20} {verb} since {each['since']}, run {each['run']} of {each['who']}{by}{reason}"
+    yield ""
+    yield from _since(runs)
+
+
+def _since(runs: Iterable[Mapping[str, Any]] | None) -> Iterator[str]:
+    if runs is None:
+        yield "since when, by which run and by whose approval: ask with --dir, the working directory of runs"
+        return
+    rows = [(each["node"], _SERVED[each["served"]], *_run(each)) for each in runs]
+    if not rows:
+        yield "the ledger has no run that gave it to a node"
+        return
+    yield "since when nodes have its frontends as they are now"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+_SERVED = {True: "served", False: "not served", None: "not known"}
+
+
+def _run(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Since when, by which run of whom, approved by whom, and why."""
+    approved = f"approved by {', '.join(entry['approvers'])}" if entry["approvers"] else "without approval"
+    return f"since {entry['since']}", f"run {entry['run']} of {entry['who']}", approved, entry["reason"]
 
 
 def _endpoints(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -22,29 +22,56 @@ from .outcome import outcome
 from .visit import Visit
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """A bundle that the bundle module wrote, or another program."""
+
+    directory: Path
+    sealed: bytes  # its manifest, as it is
+    manifest: Mapping[str, Any]
+
+
 def apply(visit: Visit) -> dict[str, Any]:
     """Give the node what it is to have, unless it has it."""
-    refusal = visit.work.noted(Refused, visit.host)
-    if refusal is not None:
-        raise NotDone(refusal.error)
+    refuse(visit)
     if visit.request.delta and not visit.check:
         return _apply_delta(visit, Path(visit.request.delta).expanduser())
     return apply_bundle(visit)
 
 
+def refuse(visit: Visit) -> None:
+    """NotDone if the bundle module found that this host gets nothing."""
+    refusal = visit.work.noted(Refused, visit.host)
+    if refusal is not None:
+        raise NotDone(refusal.error)
+
+
+def read_bundle(visit: Visit) -> Given | None:
+    """The bundle of the node. None if there is none because the node has it; NotDone if it was not computed."""
+    directory = Path(visit.request.bundle or visit.work.bundles / visit.name).expanduser()
+    try:
+        sealed = (directory / FILE).read_bytes()
+        return Given(directory, sealed, {**json.loads(sealed), "digest": manifest_digest(sealed.decode())})
+    except (OSError, ValueError):
+        # The bundle module writes none for a host that is up to date.
+        if _up_to_date(visit) and not visit.request.bundle:
+            return None
+        raise NotDone(f"{directory}: there is no bundle for node {visit.name}; run the bundle module first") from None
+
+
+def _up_to_date(visit: Visit) -> str:
+    """The generation that the node has and is to have, as noted by an earlier task of this run; or nothing."""
+    done = visit.work.noted(Pushed, visit.host)
+    return done.generation or "" if done is not None and not done.changed else ""
+
+
 def apply_bundle(visit: Visit) -> dict[str, Any]:
     """Give the node its whole bundle, unless it has it."""
     request = visit.request
-    directory = Path(request.bundle or visit.work.bundles / visit.name).expanduser()
-    try:
-        sealed = (directory / FILE).read_bytes()
-        manifest = {**json.loads(sealed), "digest": manifest_digest(sealed.decode())}
-    except (OSError, ValueError):
-        # The bundle module writes none for a host that is up to date.
-        done = visit.work.noted(Pushed, visit.host)
-        if done is not None and not done.changed and done.generation and not request.bundle:
-            return visit.unchanged(done.generation)
-        raise NotDone(f"{directory}: there is no bundle for node {visit.name}; run the bundle module first") from None
+    given = read_bundle(visit)
+    if given is None:
+        return visit.unchanged(_up_to_date(visit))
+    directory, sealed, manifest = given.directory, given.sealed, given.manifest
     _require_planned(visit, directory, manifest)
     if visit.work.noted(Asked, visit.host) is None:
         gather(visit)

@@ -1,14 +1,18 @@
 # Copyright (c) the agentless.kube_proxy authors
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""States `restored`, `rolled_back` and `absent`: what was applied last, what was applied before, nothing."""
+"""States `restored`, `rolled_back`, `absent` and `released`: what was applied last, or before, or nothing."""
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from ..bundle.manifest import FILE
+from ..carry.protocol import Command
 from ..plan.held import replayed
+from ..plan.metrics import note_drift
 from ..plan.past import NotKnown, generation_at, parse_time
 from ..tasks.directory import read_json
 from .apply import apply
@@ -30,6 +34,7 @@ def restore(visit: Visit) -> dict[str, Any]:
     visit.tried = True
     answer = visit.ask(["restore", "--verify"])
     visit.remember(answer)
+    note_drift(visit.work, visit.host, visit.name, found=False)
     return outcome(visit, answer, (), (), status.get("differences") or ())
 
 
@@ -92,3 +97,34 @@ def clean_up(visit: Visit) -> dict[str, Any]:
     if not visit.check:
         visit.work.answer_file(visit.host).unlink(missing_ok=True)
     return told
+
+
+def release(visit: Visit) -> dict[str, Any]:
+    """The rules stay, and are kube-proxy's, which runs there: the node forgets that they were applied from here."""
+    there = gather(visit)
+    if not there["generation"]:
+        return visit.unchanged("")
+    if not there["kube_proxy"]:
+        raise AsBefore(f"kube-proxy does not run on {visit.host}, so its rules would be left to nothing")
+    if there["mode"] == "userspace" or visit.way.restricted:
+        why = "its connections pass proxies" if there["mode"] == "userspace" else "its account may run akp-node only"
+        raise AsBefore(f"{visit.host} cannot be given back in place, as {why}; cleanup_services removes what it has")
+    told = {"changed": True, "node": visit.name, "generation": None, "previous": there["generation"]}
+    if not visit.check:
+        visit.tried = True
+        visit.answer(_elsewhere(visit.carrying.carry(["cleanup"]), visit.carrying.state_dir))
+        visit.work.answer_file(visit.host).unlink(missing_ok=True)
+    return told
+
+
+def _elsewhere(command: Command, state_dir: str) -> Command:
+    """A cleanup in an empty network namespace, which finds no rules there: only the record goes.
+
+    Some settings are the same in all namespaces. They are kube-proxy's now, so the cleanup is shown none to put back.
+    """
+    settings = shlex.quote(f"{state_dir}/before/sysctls")
+    text = (
+        f"kept={settings}.kept; [ ! -f {settings} ] || {{ cp {settings} $kept && : >{settings}; }}; "
+        f"unshare -n sh -c {shlex.quote(command.text)}; code=$?; [ ! -f $kept ] || mv $kept {settings}; exit $code"
+    )
+    return dataclasses.replace(command, text=text)

@@ -11,6 +11,7 @@ from ..bundle.owners import Owners
 from ..carry import rival
 from ..carry.answers import Answer, NoAnswer
 from ..plan import report
+from ..plan.metrics import note_drift
 from ..proxy.facts import CONTROL_PORT
 from ..tasks.directory import write_json
 from .errors import NotDone, Unreachable
@@ -57,6 +58,8 @@ def gather(visit: Visit) -> dict[str, Any]:
         },
     )
     drifted = report.drift_lines(visit.host, status, recorded)
+    if drifted or visit.request.verify:
+        note_drift(visit.work, visit.host, visit.name, found=bool(drifted))
     return {**_result(visit, facts, status, drifted), "kube_proxy": rivals}
 
 

@@ -15,7 +15,8 @@ from ..tasks.directory import Stopwatch
 from ..tasks.notes import Asked, Pushed
 from ..texts import visible_lines
 from .apply import apply
-from .back import clean_up, restore, roll_back
+from .back import clean_up, release, restore, roll_back
+from .compare import compare
 from .confirm import confirm
 from .errors import AsBefore, NotDone, Unreachable
 from .gather import gather
@@ -24,11 +25,13 @@ from .visit import Visit
 
 _STATES: Mapping[str, Callable[[Visit], dict[str, Any]]] = {
     "gathered": gather,
+    "compared": compare,
     "applied": apply,
     "confirmed": confirm,
     "restored": restore,
     "rolled_back": roll_back,
     "absent": clean_up,
+    "released": release,
 }
 # What the ledger calls them.
 _ACTIONS = {
@@ -37,6 +40,7 @@ _ACTIONS = {
     "restored": "heal",
     "rolled_back": "rollback",
     "absent": "cleanup",
+    "released": "release",
 }
 
 
@@ -86,7 +90,7 @@ def _failed(visit: Visit, auditor: Callable[[], TaskAuditor], watch: Stopwatch, 
 def _note(visit: Visit, watch: Stopwatch, fields: Mapping[str, Any]) -> None:
     """For the summary of the run."""
     state = visit.request.state
-    if state == "gathered":
+    if state in ("gathered", "compared"):
         visit.work.note(Asked.of({**fields, **watch.fields()}), visit.host)
     else:
         noted = {**fields, **watch.fields(), "action": _ACTIONS[state], **visit.told}

@@ -4,8 +4,8 @@
 
     {"at":1794882600.0,"node":"n2","state":"failed"}
 
-States are those that a run can tell: `current`, `old` (not confirmed for a while), `failed`, `unreached`, and `held`:
-it was taken back, and keeps what it has.
+States are those that a run can tell: `current`, `old` (not confirmed for a while), `failed`, `unreached`, `drift`
+(something else has changed its rules), and `held`: it was taken back, and keeps what it has.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ def state_of(record: Mapping[str, Any]) -> str:
     """The state that a record of freshness.json tells; its age apart."""
     if record.get("failed"):
         return "unreached" if str(record.get("why", "")).startswith(UNREACHABLE) else "failed"
+    if record.get("drifted"):
+        return "drift"
     if record.get("held"):
         return "held"
-    return "current" if record.get("confirmed") else ""
+    if record.get("confirmed"):
+        return "current"
+    return "unknown" if "drifted" in record else ""
 
 
 def changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[Moment]:

@@ -49,6 +49,11 @@ class Freshness:
         self._histograms: dict[str, dict[str, Any]] = {}
         self._runs: dict[str, float] = {}
 
+    def knows_drift(self, host: str) -> bool:
+        """Whether the host is known to have drifted; read without waiting for others."""
+        known = (read_json(self._file) or {}).get("nodes") or {}
+        return bool((known.get(host) or {}).get("drifted"))
+
     def __enter__(self) -> Freshness:
         self._lock.take(wait=True)
         known = read_json(self._file) or {}
@@ -77,6 +82,11 @@ class Freshness:
         """The node was not, and why; when it last was stays as it is."""
         told = {"node": node, "at": time.time(), "failed": True, "why": visible(shortened(why, _LONGEST_WHY))}
         self._nodes[host] = {**self._nodes.get(host, {}), **told}
+
+    def drifted(self, host: str, node: str, *, found: bool) -> None:
+        """The node's rules were compared with what was applied: something else has changed them, or not."""
+        told = {"node": node, "at": time.time(), "drifted": found}
+        self._nodes[host] = {"failed": False, **self._nodes.get(host, {}), **told}
 
     def holds(self, host: str, node: str, generation: str) -> None:
         """The node was rolled back on purpose and is not up to date: its last confirmation stays."""
@@ -171,6 +181,15 @@ class Freshness:
         yield f"{name}_count{_labels(cluster)} {known['count']}"
 
 
+def note_drift(directory: WorkDirectory, host: str, node: str, *, found: bool) -> None:
+    """Write down, once, that another program has changed a node's rules, or that this is over."""
+    fresh = Freshness(directory, "")
+    if fresh.knows_drift(host) == found:
+        return
+    with fresh:
+        fresh.drifted(host, node, found=found)
+
+
 def note_run(
     fresh: Freshness,
     directory: WorkDirectory,
@@ -189,7 +208,7 @@ def note_run(
         if host in failed or push is None:
             fresh.failed(host, node, failed.get(host, ""))
             continue
-        if push.action == "cleanup":
+        if push.action in ("cleanup", "release"):
             fresh.forget([host])
             continue
         if push.action == "rollback":
@@ -201,7 +220,7 @@ def note_run(
                 fresh.programmed(max(0.0, push.ended - when))
     # A host whose rules were taken away has no answer on file any more.
     fresh.forget(host for host in fresh.hosts if host not in hosts and directory.answer(host) is None)
-    if spans and not any(push.action in ("cleanup", "rollback") for push in pushes.values()):
+    if spans and not any(push.action in ("cleanup", "release", "rollback") for push in pushes.values()):
         began, ended = min(each.began for each in spans), max(each.ended for each in spans)
         fresh.ran(began, ended, complete=not failed)
 

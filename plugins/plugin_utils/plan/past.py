@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..ledger import entries
 
-_DONE = ("sync", "heal", "rollback", "cleanup")
+_DONE = ("sync", "heal", "rollback", "cleanup", "release")
 
 
 class NotKnown(UserError):
@@ -38,7 +38,7 @@ def generation_at(ledger: Path, host: str, when: datetime.datetime) -> str:
         node = (entry.get("nodes") or {}).get(host)
         if node is None or entry.get("action") not in _DONE or entry.get("result") == "begun":
             continue
-        if "after" in node or entry.get("action") == "cleanup":
+        if "after" in node or entry.get("action") in ("cleanup", "release"):
             found = str(node.get("after") or "")
     if found is None:
         raise NotKnown(f"{ledger}: has nothing about {host} up to {told}")

@@ -28,23 +28,36 @@ from .node_changes import NOT_KNOWN, frame_changes, frame_record, without_endpoi
 if TYPE_CHECKING:
     from ..backends.state import Fragment, State
 
-# This much of a frame changes without anybody having to agree: whether the node itself is fit, and where it says so.
+# This file of a frame may change without an approval: whether the node is fit, and where it says so.
 _HEALTH = ("file", "health.conf")
 _SERVICES = ("file", "services.jsonl")
 _ENDPOINTS = ("endpoints", "localEndpoints")
 _FRAME = "frame"
+# What links of a generation lead to: service ports without endpoints, the frame, frontends.
+_LINKS = (_IDLE := "i", "f", "g")
 _MOST_NAMES = 20
 # Services that go within this time go together.
 ERODING_SECONDS = 300.0
 _REMOVED = "service ports would be removed"
-_API_SERVER = ("default/kubernetes:", "default/kubernetes ")
+_API_SERVER = "default/kubernetes"
+
+
+class Port(NamedTuple):
+    """A service port in one family."""
+
+    name: str  # "namespace/name:port protocol"
+    family: str
+    service: str  # "namespace/name"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.family}"
 
 
 class Ports(NamedTuple):
-    """Service ports, as people know them."""
+    """The service ports of a node."""
 
-    known: frozenset[str]
-    idle: frozenset[str]  # those that have no endpoint
+    known: frozenset[Port]
+    idle: frozenset[Port]  # those that have no endpoint
 
 
 class Most:
@@ -72,15 +85,15 @@ class Frontends:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._fragments: dict[bytes, tuple[bytes, str, str]] = {}
+        self._fragments: dict[bytes, tuple[bytes, str, Port | None]] = {}
         self._records: dict[str, Records] = {}
         self._frames: dict[str, str] = {}
         self._ports: dict[tuple[str, str], Ports] = {}
 
     def learn(self, state: State, settings: str) -> None:
         """Remember what a state serves, and the settings that it came of."""
-        # An earlier version kept no frames.
-        if all((self._folder / f"{kind}-{state.generation}").exists() for kind in "fg"):
+        # Earlier versions kept less.
+        if all((self._folder / f"{kind}-{state.generation}").exists() for kind in _LINKS):
             return
         frame = self._frame(state, settings)
         parts = [self._frontend(each) for each in state.fragments]
@@ -89,7 +102,7 @@ class Frontends:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
             write_atomic(file, "".join([frame, *(text for _digest, text, _idle in parts)]))
-        idle = json.dumps(sorted([name for _digest, _text, name in parts if name]))
+        idle = json.dumps(sorted([port for _digest, _text, port in parts if port]))
         idle_file = self._folder / f"{hashlib.sha256(idle.encode()).hexdigest()}.idle"
         if not idle_file.exists():
             write_atomic(idle_file, idle)
@@ -98,17 +111,17 @@ class Frontends:
         if not frame_file.exists():
             write_atomic(frame_file, framed)
         # The one that tells whether a generation is known comes last.
-        for kind, target in (("e", idle_file), ("f", frame_file), ("g", file)):
+        for kind, target in zip(_LINKS, (idle_file, frame_file, file), strict=True):
             with contextlib.suppress(FileExistsError):
                 (self._folder / f"{kind}-{state.generation}").symlink_to(target.name)
 
-    def _frontend(self, fragment: Fragment) -> tuple[bytes, str, str]:
-        """A fragment without its endpoints, by digest and text, and its name if it has none."""
+    def _frontend(self, fragment: Fragment) -> tuple[bytes, str, Port | None]:
+        """A fragment without its endpoints, by digest and text, and its service port if it has none."""
         known = self._fragments.get(fragment.digest)
         if known is None:
             text = "".join(_without_endpoints(text) for obj, text in fragment.open if obj == _SERVICES)
-            name = _name(fragment) if fragment.idle else ""
-            known = self._fragments[fragment.digest] = (hashlib.sha256(text.encode()).digest(), text, name)
+            idle = _port_of(fragment) if fragment.idle else None
+            known = self._fragments[fragment.digest] = (hashlib.sha256(text.encode()).digest(), text, idle)
         return known
 
     @staticmethod
@@ -141,14 +154,18 @@ class Frontends:
 
     def ports(self, generation: str) -> Ports | None:
         """The service ports of a generation, if they are known. Equal ones are the same object."""
-        names = (self._target("g", generation), self._target("e", generation))
+        names = (self._target("g", generation), self._target(_IDLE, generation))
         if not names[0]:
             return None
         ports = self._ports.get(names)
         if ports is None:
-            known = frozenset(map(_title, self.records(names[0])))
+            known = frozenset(map(_recorded, self.records(names[0])))
             # One of an earlier version has no word on endpoints, and none to lose.
-            idle = frozenset(json.loads((self._folder / names[1]).read_bytes())) if names[1] else known
+            idle = (
+                frozenset(Port(*each) for each in json.loads((self._folder / names[1]).read_bytes()))
+                if names[1]
+                else known
+            )
             ports = self._ports[names] = Ports(known, idle)
         return ports
 
@@ -180,11 +197,10 @@ class Frontends:
         spare = len(kept) + 100
         others = [each for each in links if each.name[2:] not in kept]
         for each in others[spare:]:
-            each.unlink(missing_ok=True)
-            for kind in "ef":
-                each.with_name(f"{kind}-{each.name[2:]}").unlink(missing_ok=True)
+            for link in self._folder.glob(f"?-{each.name[2:]}"):
+                link.unlink(missing_ok=True)
         if len(others) > spare:
-            used = {str(each.readlink()) for each in self._folder.glob("[efg]-*")}
+            used = {str(each.readlink()) for each in self._folder.glob("?-*")}
             for file in (*self._folder.glob("*.jsonl"), *self._folder.glob("*.idle"), *self._folder.glob("*.frame")):
                 if file.name not in used:
                     file.unlink(missing_ok=True)
@@ -231,10 +247,10 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
         # Some are scaled down to nothing every night; that all are is an answer without EndpointSlices.
         emptied = served & after.idle if not _of_others(after.known - after.idle) else frozenset()
         lost, had = (emptied | (gone & served), served) if emptied else (gone, before.known)
-        count, most = len(_without_family(lost)), len(_without_family(had))
+        count, most = len(_names(lost)), len(_names(had))
         if count * 100 > percent * most:
             what = "service ports that have endpoints would be removed or have none left" if emptied else _REMOVED
-            names = sorted([*(gone & lost), *(f"{each} (no endpoints left)" for each in emptied)])
+            names = sorted([*map(str, gone & lost), *(f"{each} (no endpoints left)" for each in emptied)])
             told.append(
                 f"on {shown(sorted(hosts), 5)}, {count} of {most} {what}, more than {percent} %: "
                 f"{shown(names, _MOST_NAMES)}"
@@ -242,35 +258,35 @@ def losses(steps: Mapping[str, tuple[Ports, Ports, int]]) -> str:
     return "; ".join(told)
 
 
-def _of_others(ports: frozenset[str]) -> frozenset[str]:
+def _of_others(ports: frozenset[Port]) -> frozenset[Port]:
     """Those that are not the API server's own: it writes their EndpointSlice itself, whatever becomes of all others."""
-    return frozenset(each for each in ports if not each.startswith(_API_SERVER))
+    return frozenset(each for each in ports if each.service != _API_SERVER)
 
 
-def _without_family(ports: frozenset[str]) -> frozenset[str]:
+def _names(ports: frozenset[Port]) -> frozenset[str]:
     """Each port once, whichever of its families they are: losing all of one is losing that of every Service."""
-    return frozenset(each.rpartition(" ")[0] for each in ports)
+    return frozenset(each.name for each in ports)
 
 
 @lru_cache(maxsize=16)
 def service_ports(fragments: tuple[Fragment, ...]) -> Ports:
     """The service ports of a state; most nodes have the same."""
     ports = [_port(each) for each in fragments]
-    return Ports(frozenset([name for name, _without in ports]), frozenset([name for name, without in ports if without]))
+    return Ports(frozenset([port for port, _idle in ports]), frozenset([port for port, idle in ports if idle]))
 
 
 # Of fragments, by their digests: from one state to the next most stay.
-_ports: dict[bytes, tuple[str, bool]] = {}
+_ports: dict[bytes, tuple[Port, bool]] = {}
 _MOST_PORTS = 200_000
 
 
-def _port(fragment: Fragment) -> tuple[str, bool]:
-    """What a service port is called, and whether it has no endpoint."""
+def _port(fragment: Fragment) -> tuple[Port, bool]:
+    """A service port, and whether it has no endpoint."""
     known = _ports.get(fragment.digest)
     if known is None:
         if len(_ports) > _MOST_PORTS:
             _ports.clear()
-        known = _ports[fragment.digest] = (_name(fragment), fragment.idle)
+        known = _ports[fragment.digest] = (_port_of(fragment), fragment.idle)
     return known
 
 
@@ -278,16 +294,16 @@ def recorded_ports(lines: Iterable[str]) -> Ports:
     """The same, of the lines of a services.jsonl; ValueError or KeyError if they are none."""
     records = parse_records(lines)
     idle = (key for key, record in records.items() if not record.get("endpoints"))
-    return Ports(frozenset(map(_title, records)), frozenset(map(_title, idle)))
+    return Ports(frozenset(map(_recorded, records)), frozenset(map(_recorded, idle)))
 
 
-def _name(fragment: Fragment) -> str:
-    return f"{fragment.name} {fragment.family}"
+def _port_of(fragment: Fragment) -> Port:
+    return Port(fragment.name, fragment.family, fragment.service)
 
 
-def _title(key: tuple[str, str, str, str]) -> str:
+def _recorded(key: tuple[str, str, str, str]) -> Port:
     service, port, protocol, family = key
-    return f"{service}{':' if port else ''}{port} {protocol} {family}"
+    return Port(f"{service}{':' if port else ''}{port} {protocol}", family, service)
 
 
 def shown(names: Sequence[str], most: int) -> str:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..addresses import Family, special
 from ..cluster.snapshot import EndpointSlice
+from .config import ProxyConfig
 
 # namespace, Service name, port name, protocol
 ServicePortKey: TypeAlias = tuple[str, str, str, str]
@@ -27,6 +29,24 @@ class Endpoint(NamedTuple):
     zone_hints: frozenset[str]
     node_hints: frozenset[str]
     pod: str = ""  # for people
+
+
+def known_slices(slices: Sequence[EndpointSlice], config: ProxyConfig) -> Sequence[EndpointSlice]:
+    """Slices as they are, or without what the configuration has userspace mode ignore."""
+    no_terminating, no_hints = config.ignores("ProxyTerminatingEndpoints"), config.ignores("TopologyAwareHints")
+    if not (no_terminating or no_hints):
+        return slices
+    return [
+        dataclasses.replace(
+            each,
+            endpoints=tuple(
+                e._replace(zone_hints=frozenset(), node_hints=frozenset()) if no_hints else e
+                for e in each.endpoints
+                if not (no_terminating and e.terminating)
+            ),
+        )
+        for each in slices
+    ]
 
 
 def merge_slices(slices: Iterable[EndpointSlice], family: Family) -> dict[ServicePortKey, tuple[Endpoint, ...]]:

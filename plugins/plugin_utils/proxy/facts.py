@@ -14,7 +14,7 @@ from ..cluster.snapshot import Node
 from ..errors import UserError
 from ..texts import shortened, visible
 from .config import ProxyConfig
-from .hns import HostNetwork, InvalidHns, host_network
+from .hns import HostNetwork, InvalidHns, host_network, parse_mac
 
 _MOST_CPUS = 65_536
 # Digits of ASCII: others, such as a superscript, look like numbers and are none.
@@ -70,7 +70,20 @@ def _windows(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
     except InvalidHns as error:
         raise InvalidFacts(f"facts of node {facts.name}: {error}") from None
     primary = family_of(facts.node_ips[0]) if facts.node_ips else Family.IPV4
+    if not network.host_mac:
+        network = dataclasses.replace(network, host_mac=_mac_of(facts.node_ips[:1], gathered))
     return dataclasses.replace(facts, hns=network, families=FAMILIES if network.does_dual_stack else (primary,))
+
+
+def _mac_of(ips: tuple[str, ...], gathered: Mapping[str, Any]) -> str:
+    """The MAC address of the interface with one of these addresses, as the node told; empty if it did not."""
+    entries = gathered.get("addresses")
+    found = ""
+    for entry in entries if isinstance(entries, list) else ():
+        mac = parse_mac(entry.get("mac")) if isinstance(entry, Mapping) else ""
+        if mac and _parsed(entry)[0] in ips:
+            found = mac
+    return found
 
 
 def _gathered(facts: NodeFacts, gathered: Mapping[str, Any]) -> NodeFacts:
@@ -222,11 +235,11 @@ def detect_local(family: Family, facts: NodeFacts, config: ProxyConfig) -> Detec
     """The match of a family, or None where kube-proxy would leave out the rules that need one."""
     if facts.hns is not None:
         return None
-    if config.detect_local_mode == "BridgeInterface":
-        return DetectLocal(interface=config.bridge_interface)
-    if config.detect_local_mode == "InterfaceNamePrefix":
-        return DetectLocal(prefix=config.interface_name_prefix)
-    if config.detect_local_mode == "NodeCIDR":
+    if config.detect_local.mode == "BridgeInterface":
+        return DetectLocal(interface=config.detect_local.bridge_interface)
+    if config.detect_local.mode == "InterfaceNamePrefix":
+        return DetectLocal(prefix=config.detect_local.interface_name_prefix)
+    if config.detect_local.mode == "NodeCIDR":
         cidrs: tuple[str, ...] = facts.pod_cidrs
         if not cidrs:
             raise UnusableNode(

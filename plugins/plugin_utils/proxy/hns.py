@@ -67,6 +67,11 @@ def host_network(told: object) -> HostNetwork:
     return _Reader(told).network()
 
 
+def parse_mac(text: object) -> str:
+    """A MAC address as 00:15:5d:00:00:01; empty if the text is none."""
+    return text.lower().replace("-", ":") if isinstance(text, str) and _MAC.fullmatch(text) else ""
+
+
 def health_checks_lost(node: str, snapshot: Snapshot) -> Iterator[Warned]:
     """The Services whose load balancer asks a health check port, which no Windows node can answer without an agent."""
     for each in snapshot.services:
@@ -86,15 +91,16 @@ class _Reader:
         version = _VERSION.fullmatch(self._text("version", "13.2"))
         if version is None:
             raise self._wrong("version", self._told["version"], "MAJOR.MINOR")
-        mac = self._text("hostMac", "")
-        if mac and not _MAC.fullmatch(mac):
-            raise self._wrong("hostMac", mac, "a MAC address")
+        told = self._text("hostMac", "")
+        mac = parse_mac(told)
+        if told and not mac:
+            raise self._wrong("hostMac", told, "a MAC address")
         known = self._list("endpoints") if "endpoints" in self._told else None
         root = self._text("rootEndpoint", "")
         return HostNetwork(
             version=(int(version[1]), int(version[2])),
             overlay=kind.lower() == "overlay",
-            host_mac=mac.lower().replace("-", ":"),
+            host_mac=mac,
             remote_subnets=tuple(self._route(each) for each in self._list("remoteSubnets")),
             endpoints=None if known is None else frozenset(self._ip("endpoints", each) for each in known),
             root_endpoint=self._ip("rootEndpoint", root) if root else "",

@@ -97,6 +97,7 @@ def service_ports(service: Service, family: Family, config: ProxyConfig) -> Iter
     own_external_ips = external_ips = tuple(ip for ip in service.external_ips if family_of(ip) is family)
     own_vips = vips = tuple(ip for ip in service.load_balancer_vips if family_of(ip) is family)
     external_local = _external_policy_local(service)
+    internal_local = service.internal_policy_local and not config.ignores("ServiceInternalTrafficPolicy")
     health_check = service.health_check_node_port if has_health_check(service) else 0
     # Two ports of one name and protocol collide; the later one wins.
     unique: dict[tuple[str, str], PortSpec] = {(port.name, port.protocol): port for port in service.ports}
@@ -121,7 +122,7 @@ def service_ports(service: Service, family: Family, config: ProxyConfig) -> Iter
             source_ranges=_source_ranges(service, family),
             sticky_seconds=service.sticky_seconds,
             external_policy_local=external_local,
-            internal_policy_local=service.internal_policy_local,
+            internal_policy_local=internal_local,
             health_check_node_port=health_check,
             externally_accessible=bool(port.node_port or vips or external_ips),
             annotations=service.annotations,

@@ -122,7 +122,7 @@ class Traffic:
 
     def unclaimed(self, address: str) -> str:
         """What becomes of traffic to an address of a Service at a port that no Service has: refused or passed."""
-        if self._mode == "iptables" or self._is_own(address):
+        if self._mode in ("iptables", "userspace") or self._is_own(address):
             return "passed"
         if self._mode == "ipvs":
             return "refused" if address in self._addresses else "passed"

@@ -17,7 +17,7 @@ from ..cluster.snapshot import EndpointSlice, Service, Snapshot
 from .budget import BUNDLE_BYTES, beyond
 from .claims import age
 from .config import ProxyConfig
-from .endpoints import Endpoint, ServicePortKey, merge_slices
+from .endpoints import Endpoint, ServicePortKey, known_slices, merge_slices
 from .facts import (
     DetectLocal,
     NodeFacts,
@@ -120,7 +120,8 @@ class ClusterView:
     ) -> dict[Family, dict[ServicePortKey, tuple[Endpoint, ...]]]:
         """The endpoints of every service port."""
         if before is None:
-            return {family: merge_slices(self._snapshot.slices, family) for family in FAMILIES}
+            slices = known_slices(self._snapshot.slices, self._config)
+            return {family: merge_slices(slices, family) for family in FAMILIES}
         if not changed:
             return before._endpoints
         then, now = (
@@ -133,7 +134,7 @@ class ClusterView:
             merged = found[family] = dict(before._endpoints[family])
             for key in gone:
                 merged.pop(key, None)
-            merged |= merge_slices(now, family)
+            merged |= merge_slices(known_slices(now, self._config), family)
         return found
 
     def _service_ports(self, family: Family, before: ClusterView | None) -> list[tuple[ServicePort, ...]]:
@@ -345,9 +346,9 @@ def usable_families(facts: NodeFacts, primary: Family) -> tuple[Family, ...]:
 
 def _refuse_foreign_cidrs(facts: NodeFacts, config: ProxyConfig, families: Iterable[Family], primary: Family) -> None:
     """CIDRs that are all of a family that is not programmed are a mistake, where kube-proxy says so too."""
-    if config.detect_local_mode == "ClusterCIDR":
+    if config.detect_local.mode == "ClusterCIDR":
         cidrs, wanted, field = config.cluster_cidrs, tuple(families), "clusterCIDR"
-    elif config.detect_local_mode == "NodeCIDR":
+    elif config.detect_local.mode == "NodeCIDR":
         cidrs, wanted, field = facts.pod_cidrs, (primary,), "spec.podCIDRs of the Node"
     else:
         return

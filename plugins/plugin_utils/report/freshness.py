@@ -85,7 +85,7 @@ def _rest(bad: int, total: int) -> str:
     good = total - bad
     if not bad:
         return "No node was otherwise, as far as is known."
-    return told + (f"{counted(good, 'other node')} had none." if good else "")
+    return told + (f"{counted(good, 'other node')} had no bad moment." if good else "")
 
 
 def _line(name: str, parts: Sequence[Segment], now: float) -> Line:

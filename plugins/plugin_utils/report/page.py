@@ -137,6 +137,7 @@ def _data(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = _shown(
         {
             "made": report.made,
+            "directory": report.directory,
             "services": services,
             "texts": list(texts),
             "filters": FILTERS,

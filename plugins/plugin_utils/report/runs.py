@@ -22,6 +22,7 @@ _VERBS = {
     "heal": "repaired",
     "rollback": "took back",
     "cleanup": "cleaned up",
+    "release": "gave back to kube-proxy",
     "publish": "published",
 }
 

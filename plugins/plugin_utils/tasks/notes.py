@@ -127,7 +127,7 @@ class Pushed(Span):
     SHARED: ClassVar[tuple[str, ...]] = ("changes", "frame")
 
     failed: str = ""
-    action: str = "sync"  # or heal, rollback, cleanup
+    action: str = "sync"  # or heal, rollback, cleanup, release
     changed: bool = False
     node: str = ""
     previous: str | None = None  # generations

@@ -179,7 +179,7 @@ class Inventory:
             kind.get(name, class_only=True)
 
     def refresh(self) -> None:
-        """Read the inventory anew: a Node came or went, or somebody edited it."""
+        """Read the inventory anew: a Node came or went, or an operator edited it."""
         self._loader.cleanup_all_tmp_files()
         self._forget_files()
         self._inventory.refresh_inventory()
@@ -252,7 +252,7 @@ def _require_collection() -> None:
 
 
 def _role_defaults() -> dict[str, Any]:
-    """What the variables are where nobody sets them: what the role sync says, which is the same collection."""
+    """The defaults of the variables, as the role sync of this collection has them."""
     plugin = plugin_loader.action_loader.get(NODE, class_only=True)
     file = Path(inspect.getfile(plugin)).parents[2] / "roles" / "sync" / "defaults" / "main.yml"
     defaults = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -21,8 +21,8 @@ import time
 import uuid
 from types import TracebackType
 
-from ..cluster.api import ApiError
 from ..cluster.lease import Lease, LeaseObject
+from ..cluster.refusals import ApiError
 
 LEASE_SECONDS = 6.0
 DEADLINE_SECONDS = 4.0

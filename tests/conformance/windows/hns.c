@@ -9,8 +9,9 @@
  *     loadbalancer {"ID":"...",...}       a second line of an ID replaces the first
  *     delete endpoint ID
  *
- * The environment variable HNS_STORE names the file. With HNS_DIE_AFTER=N the process ends in the middle of the Nth change, before
- * (N odd) or after (N even) it is made. Documents are ASCII, and compact, as kube-proxy writes them.
+ * The environment variable HNS_STORE names the file. With HNS_DIE_AFTER=N the process ends in the middle of a change, before
+ * (N odd) or after (N even) it is made. With HNS_REFUSE=N the Nth change is refused. Two load balancers cannot have one frontend.
+ * Documents are ASCII, and compact, as kube-proxy writes them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +44,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 #endif
 
 #define NOT_FOUND ((HRESULT)0x80070490)
+#define DENIED ((HRESULT)0x80070005)
+#define PORT_EXISTS ((HRESULT)0x803b0013)
 #define MOST 65536
 #define LONGEST (1 << 20)
 
@@ -59,6 +62,7 @@ static int count[KINDS];
 static int major = 13, minor = 2;
 static FILE *store;
 static unsigned calls_left; /* what a test allows before it ends the process; 0: all */
+static unsigned refuse_in;  /* the change that a test wants to be refused; 0: none */
 
 /* ---- text */
 
@@ -148,12 +152,15 @@ static void load(void) {
     store = name ? fopen(name, "ab") : NULL;
     free(line);
     if (getenv("HNS_DIE_AFTER")) calls_left = (unsigned)atoi(getenv("HNS_DIE_AFTER"));
+    if (getenv("HNS_REFUSE")) refuse_in = (unsigned)atoi(getenv("HNS_REFUSE"));
 }
 
 /* Stands before and after every change: a test that walks through all numbers has killed a run at each of them. */
 static void may_die(void) {
     if (calls_left && --calls_left == 0) _Exit(137);
 }
+
+static int refused(void) { return refuse_in && --refuse_in == 0; }
 
 static void note(const char *format, const char *first, const char *second) {
     if (!store) return;
@@ -224,6 +231,36 @@ static HRESULT show(enum kind kind, void *handle, WCHAR **out) {
     return 0;
 }
 
+/* What a load balancer answers at. The flags of the whole stand outside of its list of mappings. */
+static void frontend(const char *json, char *out) {
+    char vips[512] = "", mapping[512] = "", protocol[16] = "", port[16] = "", *rest = strdup(json), *list;
+    unsigned flags = 0;
+    value(json, "\"FrontendVIPs\":[", ']', vips, sizeof vips);
+    value(json, "\"PortMappings\":[{", '}', mapping, sizeof mapping);
+    strcat(mapping, ",");
+    value(mapping, "\"Protocol\":", ',', protocol, sizeof protocol);
+    value(mapping, "\"ExternalPort\":", ',', port, sizeof port);
+    list = strstr(rest, "\"PortMappings\":[{");
+    if (list) memset(list, ' ', strcspn(list, "}"));
+    list = strstr(rest, "\"Flags\":");
+    if (list) flags = (unsigned)atoi(list + strlen("\"Flags\":"));
+    sprintf(out, "%s %s %s %u", vips, protocol, port, flags & 2);
+    free(rest);
+}
+
+static int frontend_is_taken(const WCHAR *settings) {
+    char wanted[1100], has[1100], *given = narrow(settings);
+    int taken = 0;
+    frontend(given, wanted);
+    for (int i = 0; i < count[LOADBALANCER] && !taken; i++) {
+        if (!objects[LOADBALANCER][i].json) continue;
+        frontend(objects[LOADBALANCER][i].json, has);
+        taken = !strcmp(wanted, has);
+    }
+    free(given);
+    return taken;
+}
+
 /* Keep a document under an ID, which goes into it. */
 static int keep(enum kind kind, const char *id, const WCHAR *settings) {
     char *given = narrow(settings);
@@ -240,29 +277,57 @@ static int keep(enum kind kind, const char *id, const WCHAR *settings) {
 static HRESULT create(enum kind kind, const GUID *wanted, const WCHAR *settings, void **handle) {
     static const GUID NONE;
     char id[40];
+    HRESULT result = 0;
     LOCK();
     may_die();
     id_of(wanted, id);
     if (!memcmp(wanted, &NONE, sizeof NONE)) sprintf(id, "%08x-0000-4000-8000-%012x", kind, count[kind] + 1);
-    *handle = (void *)(INT_PTR)(keep(kind, id, settings) + 1);
+    if (refused())
+        result = DENIED;
+    else if (kind == LOADBALANCER && frontend_is_taken(settings))
+        result = PORT_EXISTS;
+    else
+        *handle = (void *)(INT_PTR)(keep(kind, id, settings) + 1);
     may_die();
     UNLOCK();
-    return 0;
+    return result;
 }
 
 static HRESULT remove_object(enum kind kind, const GUID *guid) {
     char id[40];
+    HRESULT result = 0;
     id_of(guid, id);
     LOCK();
     int i = find(kind, id);
-    if (i >= 0) may_die();
-    if (i >= 0) {
-        drop(kind, i);
-        note("delete %s %s\n", NAMES[kind], id);
+    if (i < 0) {
+        result = NOT_FOUND;
+    } else {
+        may_die();
+        if (refused()) {
+            result = DENIED;
+        } else {
+            drop(kind, i);
+            note("delete %s %s\n", NAMES[kind], id);
+        }
         may_die();
     }
     UNLOCK();
-    return i < 0 ? NOT_FOUND : 0;
+    return result;
+}
+
+static HRESULT modify(void *handle, const WCHAR *settings) {
+    char id[40];
+    HRESULT result = 0;
+    LOCK();
+    may_die();
+    strcpy(id, objects[LOADBALANCER][(INT_PTR)handle - 1].id);
+    if (refused())
+        result = DENIED;
+    else
+        keep(LOADBALANCER, id, settings);
+    may_die();
+    UNLOCK();
+    return result;
 }
 
 EXPORT HcnEnumerateNetworks(const WCHAR *query, WCHAR **out, WCHAR **error) { (void)error; return list(NETWORK, query, out); }
@@ -302,12 +367,7 @@ EXPORT HcnCreateLoadBalancer(const GUID *id, const WCHAR *settings, void **handl
 }
 EXPORT HcnModifyLoadBalancer(void *handle, const WCHAR *settings, WCHAR **error) {
     (void)error;
-    LOCK();
-    char id[40];
-    strcpy(id, objects[LOADBALANCER][(INT_PTR)handle - 1].id);
-    keep(LOADBALANCER, id, settings);
-    UNLOCK();
-    return 0;
+    return modify(handle, settings);
 }
 EXPORT HcnDeleteLoadBalancer(const GUID *id, WCHAR **error) { (void)error; return remove_object(LOADBALANCER, id); }
 

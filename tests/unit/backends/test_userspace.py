@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentless_kube_proxy import backends
 from agentless_kube_proxy.backends.state import State, delta
-from agentless_kube_proxy.bundle.write import write_bundle
+from agentless_kube_proxy.bundle.write import delta_parts, write_bundle
 from agentless_kube_proxy.explain.bundles import compare_bundles
 from agentless_kube_proxy.proxy.config import InvalidConfig
 from agentless_kube_proxy.proxy.proxy_ports import proxy_ports
@@ -137,8 +137,10 @@ def test_affinity_is_a_table_of_clients_that_expires() -> None:
         # shop/web:http tcp IPv4
         listen shop.web:http
             bind *:{PORT}
-            stick-table type ip size 100k expire 60s peers akp
+            stick-table type ip size 100k expire 60s store gpc0 peers akp
             stick on src
+            tcp-request inspect-delay 50ms
+            tcp-request content accept if {{ src,table_server_id gt 0 }} || {{ src_inc_gpc0 eq 1 }} || WAIT_END
             server 10.244.1.1:8080 10.244.1.1:8080
             server 10.244.1.2:8080 10.244.1.2:8080
     """)
@@ -251,8 +253,69 @@ def test_a_bundle_has_the_files_of_the_contract_and_every_change_is_told(tmp_pat
         names = {each.name for each in (tmp_path / str(number)).iterdir()}
         assert names >= {"iptables.rules", "ip6tables.rules", "haproxy.cfg", "nginx.conf", "ports.map"}
     assert first.compat == "1.25"
-    assert delta(first, second).needs_full
+    assert not delta(first, second).needs_full
+    assert delta(second, third).needs_full
     (one,) = compare_bundles(tmp_path / "0", tmp_path / "1")
     assert one.details == ("- endpoint 10.244.1.1:8080", "+ endpoint 10.244.1.2:8080")
     (one,) = compare_bundles(tmp_path / "1", tmp_path / "2")
     assert one.details == (f"~ proxyPort {PORT} -> 21000",)
+
+
+def test_flows_of_udp_services_lead_to_the_proxy_port_at_whichever_address() -> None:
+    dns = service(
+        "dns",
+        "kube-system",
+        type="NodePort",
+        ports=[port(53, "dns", "UDP", nodePort=30053)],
+        externalIPs=["198.51.100.7"],
+    )
+    state = userspace(dns, service())
+    number = next(line.split()[1] for line in file(state, "ports.map").splitlines() if line.startswith("udp"))
+    assert file(state, "conntrack.udp") == text(f"""
+        ipv4 10.96.7.7 53 *:{number}
+        ipv4 198.51.100.7 53 *:{number}
+        ipv4 * 30053 *:{number}
+    """)
+
+
+def servers(state: State) -> list[str]:
+    return [line.split()[1] for line in file(state, "haproxy.cfg").splitlines() if line.startswith("    server ")]
+
+
+def test_gates_of_kube_proxy_1_25_have_it_ignore_policies_hints_and_terminating_endpoints() -> None:
+    here, there = "10.244.1.1:8080", "10.244.2.2:8080"
+    near = [endpoint("10.244.1.1", nodes=("n1",)), endpoint("10.244.2.2", node="n2", nodes=("n2",))]
+    ending = slice_of("web", endpoint("10.244.1.1", ready=False, serving=True, terminating=True))
+    for gate, objects, usual, strict in (
+        (
+            "ServiceInternalTrafficPolicy",
+            [service(internalTrafficPolicy="Local"), slice_of("web", *near)],
+            [here],
+            None,
+        ),
+        ("TopologyAwareHints", [service(), slice_of("web", *near)], [here], [here, there]),
+        ("ProxyTerminatingEndpoints", [service(), ending], [here], []),
+    ):
+        assert servers(userspace(*objects)) == usual
+        # Without the policy hints count.
+        assert servers(userspace(*objects, featureGates={gate: False})) == (usual if strict is None else strict)
+    gates = {"ServiceInternalTrafficPolicy": False, "TopologyAwareHints": False, "ProxyTerminatingEndpoints": False}
+    local = [service(internalTrafficPolicy="Local"), slice_of("web", *near)]
+    assert servers(userspace(*local, featureGates=gates)) == [here, there]
+
+
+def test_a_delta_tells_haproxy_of_endpoints_and_leads_nowhere_else() -> None:
+    one = [service(), slice_of("web", "10.244.1.1", "10.244.1.2")]
+    first = userspace(*one)
+    second = userspace(service(), slice_of("web", "10.244.1.2", "10.244.1.3"))
+    contents = dict(delta_parts(delta(first, second), second)[1])
+    assert sorted(contents) == ["haproxy.diff", "ip6tables.rules", "iptables.rules", "services.jsonl.diff"]
+    assert contents["haproxy.diff"] == "-shop.web:http 10.244.1.1:8080\n+shop.web:http 10.244.1.3:8080\n"
+    dns = service("dns", "kube-system", clusterIP="10.96.0.10", ports=[port(53, "dns", "UDP")])
+    pods = [slice_of("dns", f"10.244.1.{i}", namespace="kube-system", ports=[port(5353, "dns", "UDP")]) for i in (1, 2)]
+    for had, has in (
+        (first, userspace(*one, service("more", clusterIP="10.96.7.8"))),
+        (userspace(*one, dns, pods[0]), userspace(*one, dns, pods[1])),
+        (first, userspace(service(sessionAffinity="ClientIP"), one[1])),
+    ):
+        assert delta(had, has).needs_full

@@ -29,6 +29,21 @@ def test_chains_of_services_that_nothing_here_made_are_fresh_writes(chain: str) 
     assert "kubectl label node n1" in told("h1", "n1", [sign])
 
 
+@pytest.mark.parametrize(
+    ("server", "entry"),
+    [
+        ("-t 10.96.0.9:80", "10.96.0.9,tcp:80"),
+        ("-u [fd00:10:96::9]:53", "fd00:10:96::9,udp:53"),
+        ("--sctp-service 10.96.0.9:9", "10.96.0.9,sctp:9"),
+    ],
+)
+def test_a_virtual_server_that_stands_in_a_set_too_is_a_fresh_write_of_ipvs_mode(server: str, entry: str) -> None:
+    made = {"kind": "extra-server", "table": "ipvs", "name": server}
+    listed = {"kind": "extra-entry", "table": "ipset", "name": "KUBE-CLUSTER-IP", "value": entry}
+    assert signs(status(made, listed)) == [f"since the last apply, something wrote ipvs {server}"]
+    assert signs(status(made)) == signs(status(listed)) == [], "made by hand"
+
+
 def test_many_are_counted() -> None:
     chains = [{**STALE, "chain": f"KUBE-SEP-ABCDEFGH2345672{each}"} for each in "ABCDE"]
     (sign,) = signs(status(*chains))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +23,13 @@ from tests.page.fleet import fleet
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> WorkDirectory:
     return fleet(tmp_path_factory.mktemp("akp"), time.time()).directory
+
+
+# A run of the tests in the background ignores SIGINT, and what it starts would, too.
+AKP = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from agentless_kube_proxy.cli import main; sys.exit(main())"
+)
 
 
 def test_the_worst_node_comes_first_and_what_waits_is_told(
@@ -97,3 +108,39 @@ def test_a_node_is_behind_since_something_else_was_computed_for_it(tmp_path: Pat
     os.utime(directory.index, (now - 900, now - 900))
     row = Known(directory, now).row(Place("n1"))
     assert (row.state, row.behind) == ("current", 0), "what was computed before the last confirmation is over"
+
+
+def test_what_is_followed_is_printed_again_when_it_changes(tmp_path: Path) -> None:
+    directory = WorkDirectory(tmp_path / "fleet").make()
+    argv = [sys.executable, "-c", AKP]
+    argv += ["status", "--dir", str(directory.path), "--follow", "--every", "0.05", "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        try:
+            assert json.loads(follower.stdout.readline())["nodes"] == []
+            for number in (1, 2):
+                with Freshness(directory, "fleet") as fresh:
+                    fresh.confirmed(f"n{number}", f"n{number}", "a" * 64, time.time())
+                told = json.loads(follower.stdout.readline())
+                assert [each["node"] for each in told["nodes"]] == [f"n{each}" for each in range(1, number + 1)]
+            time.sleep(0.5)
+        finally:
+            follower.send_signal(signal.SIGINT)
+        assert follower.stdout.read() == "", "nothing has changed, so nothing is printed again"
+        assert follower.wait(10) == 130
+
+
+def test_a_terminal_is_redrawn(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-c", AKP]
+    argv += ["status", "--dir", str(tmp_path / "fleet"), "--follow", "--every", "0.05"]
+    with subprocess.Popen(argv, stdout=theirs, stdin=theirs) as follower:
+        os.close(theirs)
+        drawn = b""
+        try:
+            while drawn.count(b"\x1b[H\x1b[2J") < 3:
+                drawn += os.read(ours, 4096)
+        finally:
+            follower.send_signal(signal.SIGINT)
+            os.close(ours)
+    assert drawn.count(b"fleet: nothing is known yet") >= 2

@@ -5,27 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from agentless_kube_proxy.cluster import api as api_module
-from agentless_kube_proxy.cluster.access import Access, InvalidAccess, TransportError, _chunks, _lines
-from agentless_kube_proxy.cluster.api import (
-    ENDPOINT_SLICES,
-    NODES,
-    SERVICES,
-    Api,
-    Expired,
-    Forbidden,
-    Malformed,
-    NotServed,
-    Unauthorized,
-    Unreachable,
-    connect,
-)
+from agentless_kube_proxy.cluster import transport as transport_module
+from agentless_kube_proxy.cluster.access import Access, InvalidAccess, open_transport
+from agentless_kube_proxy.cluster.api import Api, connect
 from agentless_kube_proxy.cluster.record import Record, snapshot_of
+from agentless_kube_proxy.cluster.refusals import Expired, Forbidden, Malformed, NotServed, Unauthorized, Unreachable
+from agentless_kube_proxy.cluster.resources import ENDPOINT_SLICES, NODES, SERVICES
+from agentless_kube_proxy.cluster.transport import TransportError, _chunks, _lines
 
 from tests.unit.apiserver import Answer, Object, Server, serving, status
 
@@ -383,6 +377,46 @@ def test_an_answer_that_drips_or_swells_ends() -> None:
     with pytest.raises(TransportError, match="has more than 100000 bytes"):
         list(_chunks(flood, 60, 100_000))
     assert flood.read == 101
+
+
+def test_headers_that_come_byte_by_byte_end() -> None:
+    """Each byte is in time, and the headers would never be."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        ended = threading.Event()
+
+        def drip() -> None:
+            taken, _address = listener.accept()
+            with taken, contextlib.suppress(OSError):
+                taken.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not ended.wait(0.05):
+                    taken.sendall(b"X")
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        transport = open_transport(Access(host=url, api_key="secret"), "test")
+        began = time.monotonic()
+        with pytest.raises(TransportError, match="did not come in time") as broken:
+            transport.get("/api/v1/services", 0.4)
+        ended.set()
+        assert broken.value.may_heal
+        assert 0.3 < time.monotonic() - began < 5
+
+
+def test_an_answer_may_take_longer_than_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "_CONNECT_SECONDS", 0.2)
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+
+        def answer() -> None:
+            taken, _address = listener.accept()
+            with taken:
+                taken.recv(65536)
+                time.sleep(0.6)
+                taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        transport = open_transport(Access(host=url, api_key="secret"), "test")
+        assert transport.get("/api/v1/services", 5)[::2] == (200, b"{}")
 
 
 def test_a_line_in_a_million_pieces_is_read_once() -> None:

@@ -399,15 +399,17 @@ def test_ready_and_serving_default_to_true_independently(
     [
         ([{"name": "http", "port": 8080}], [SlicePort("http", "tcp", 8080)]),
         ([{"name": "", "port": 8080, "protocol": "UDP"}], [SlicePort("", "udp", 8080)]),
-        ([{"name": None, "port": 8080}], []),
-        ([{"port": 8080}], []),
+        ([{"name": None, "port": 8080}], [SlicePort("", "tcp", 8080)]),
+        ([{"port": 8080}], [SlicePort("", "tcp", 8080)]),
         ([{"name": "all", "port": None}], []),
         ([{"name": "all"}], []),
         ([{"name": "zero", "port": 0}], []),
         ([], []),
     ],
 )
-def test_a_slice_port_needs_a_name_which_may_be_empty_and_a_number(ports: Any, read: list[SlicePort]) -> None:
+def test_a_slice_port_needs_a_number_and_has_the_empty_name_where_it_has_none(
+    ports: Any, read: list[SlicePort]
+) -> None:
     assert list(only_slice(GOOD, ports=ports).ports) == read
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from agentless_kube_proxy.cluster import watch as watch_module
 from agentless_kube_proxy.cluster.access import Access
-from agentless_kube_proxy.cluster.api import Api, ApiError, Forbidden, Unreachable, connect
+from agentless_kube_proxy.cluster.api import Api, connect
 from agentless_kube_proxy.cluster.record import Record
+from agentless_kube_proxy.cluster.refusals import ApiError, Forbidden, Unreachable
 from agentless_kube_proxy.cluster.watch import ObjectChange, Watch, wait_for_change
 
 from tests.unit.apiserver import Answer, Object, Server, serving, status

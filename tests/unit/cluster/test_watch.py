@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy.cluster.access import Access
-from agentless_kube_proxy.cluster.api import Api, Forbidden, connect
+from agentless_kube_proxy.cluster.api import Api, connect
+from agentless_kube_proxy.cluster.refusals import Forbidden
 from agentless_kube_proxy.cluster.watch import ObjectChange, Update, Watch
 
 from tests.unit.apiserver import Answer, Object, Server, serving, status

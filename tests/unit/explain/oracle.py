@@ -102,7 +102,7 @@ def is_local(view: NodeView, family: FamilyView, address: str) -> bool:
 def pod_interface(view: NodeView, *, pod: bool) -> str:
     """By which interface packets come in."""
     config = view.config
-    return (config.bridge_interface or f"{config.interface_name_prefix}1") if pod else "eth0"
+    return (config.detect_local.bridge_interface or f"{config.detect_local.interface_name_prefix}1") if pod else "eth0"
 
 
 __all__ = ["Case", "End", "Reach", "cases"]

@@ -53,6 +53,51 @@ def test_since_when_by_which_run_and_by_whose_approval(tmp_path: Path) -> None:
     (told,) = history(tmp_path, "shop/web")
     assert (told["node"], told["served"], told["run"], told["who"]) == ("n1", True, "run-2", "bob")
     assert told["approvers"] == ["carol"]
+    (old,) = history(tmp_path, "shop/old")
+    assert (old["served"], old["run"]) == (False, "run-2")
+    (frontends / "g-3").unlink()
+    (lost,) = history(tmp_path, "shop/web")
+    assert (lost["served"], lost["run"]) == (None, "run-3"), "what is no longer known is not told to be gone"
+
+
+def test_a_service_is_told_with_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = written(tmp_path, OBJECTS)
+    assert main(["service", "shop/web", *options]) == 0
+    assert capsys.readouterr().out.endswith("ask with --dir, the working directory of runs\n")
+    assert main(["service", "shop/web", *options, "--dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("the ledger has no run that gave it to a node\n")
+    (tmp_path / "frontends").mkdir()
+    (tmp_path / "frontends" / "g-1").write_text('{"service":"shop/web"}\n')
+    for host, approvers in (("n1", ["carol"]), ("node-2", [])):
+        change = {host: {"after": "1", "node": host[-2:].replace("-", "n")}}
+        entry = {
+            "run": "4711-1",
+            "who": {"user": "bob"},
+            "result": "ok",
+            "approvers": approvers,
+            "reason": "it goes live",
+        }
+        append(tmp_path / "ledger.jsonl", {**entry, "nodes": change})
+    assert main(["service", "shop/web", *options, "--dir", str(tmp_path)]) == 0
+    one, other = capsys.readouterr().out.splitlines()[-2:]
+    assert one.split()[:3] == ["n1", "served", "since"]
+    assert one.endswith("run 4711-1 of bob  approved by carol  it goes live")
+    assert other.split()[:3] == ["n2", "served", "since"]
+    assert other.endswith("run 4711-1 of bob  without approval   it goes live")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("web", "web: must be NAMESPACE/NAME; did you mean shop/web?"),
+        ("shop/db", "shop/db: is headless: "),
+        ("other/web", "did you mean shop/web?"),
+    ],
+)
+def test_a_service_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str, said: str) -> None:
+    headless = service("db", clusterIP="None", clusterIPs=["None"])
+    assert main(["service", asked, *written(tmp_path, [*OBJECTS, headless])]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_proof_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

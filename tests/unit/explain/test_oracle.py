@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from agentless_kube_proxy.proxy.config import parse_config
+from agentless_kube_proxy.proxy.config_document import parse_config
 from agentless_kube_proxy.proxy.facts import node_facts
 from agentless_kube_proxy.proxy.policy import VipPolicy, under_policy
 from agentless_kube_proxy.proxy.view import ClusterView

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from tests.unit.build import CLUSTER_CIDR, Object, document, endpoint, node, port, service, slice_of, snapshot
 from tests.unit.clusters import clusters
 
-MODES = ("iptables", "nftables", "ipvs")
+MODES = ("iptables", "nftables", "ipvs", "userspace")
+ALIKE = ("iptables", "nftables", "ipvs")  # modes that do the same
 
 
 def intent(read: Snapshot, mode: str) -> Intent:
@@ -33,7 +34,7 @@ def intent(read: Snapshot, mode: str) -> Intent:
 def test_every_drawn_cluster_is_proved_and_the_modes_agree(objects: list[Object]) -> None:
     read = snapshot(*objects)
     ends = []
-    for mode in MODES:
+    for mode in ALIKE:
         prover, meant = Prover(), intent(read, mode)
         for each in read.nodes:
             prover.node(meant, each.name)
@@ -75,6 +76,13 @@ BREAKS = {
         "an endpoint that sees itself": without("-A KUBE-SEP-.* -s 10.244.1.1/32"),
         "no refusal": without("-j REJECT"),
         "no jump": without("-I PREROUTING"),
+        "no jump for what the node sends": without("-I OUTPUT"),
+        "no jump to where sources are replaced": without("-I POSTROUTING"),
+        "no jump to node ports": without("-j KUBE-NODEPORTS"),
+        "no jump to an endpoint": without("-A KUBE-SVC-.*probability"),
+        "two Services swapped": swapped("-d 10.96.7.7/32", "-d 10.96.7.8/32"),
+        "two endpoints of two Services swapped": swapped("--to-destination 10.244.1.1:8080", "--to-destination 10.244.1.9:8080"),
+        "a node port of no Service": lambda text: text.replace("--dport 30080", "--dport 30081"),
         "a frontend of no Service": lambda text: text.replace("-d 10.96.7.8/32", "-d 10.96.7.80/32"),
     },
     "nftables": {
@@ -86,6 +94,16 @@ BREAKS = {
         "an endpoint that sees itself": without("hairpin-connections { 10.244.1.1 "),
         "no refusal": without("no-endpoint-services { 10.96.7.9|@cluster-ips reject"),
         "no jump": without("nat-prerouting jump"),
+        "no jump for what the node sends": without("nat-output jump"),
+        "no jump to where sources are replaced": without("nat-postrouting jump"),
+        "no jump to node ports": without("vmap @service-nodeports"),
+        "one endpoint chosen too often": lambda text: text.replace("mod 2 map { 0 : 10.244.1.1 . 8080 ,", "mod 4 map { 0-2 : 10.244.1.1 . 8080 ,").replace("1 : 10.244.2.1 . 8080 }", "3 : 10.244.2.1 . 8080 }"),
+        "a choice that leads nowhere": lambda text: text.replace(" , 1 : 10.244.2.1 . 8080 }", " }"),
+        "two Services swapped": swapped("service-ips { 10.96.7.7 ", "service-ips { 10.96.7.8 "),
+        "no element for a frontend": without("service-ips { 203.0.113.1 "),
+        "no element for a node port": without("service-nodeports { tcp . 30080"),
+        "no element for a cluster IP": without("cluster-ips { 10.96.7.7 }"),
+        "no element for the node's address": without("nodeport-ips { 172"),
         "no endpoint may call itself": without("@hairpin-connections masquerade"),
         "a port that no Service has": without("@cluster-ips reject"),
         "a frontend of no Service": lambda text: text.replace("service-ips { 10.96.7.8 ", "service-ips { 10.96.7.80 "),
@@ -100,6 +118,28 @@ BREAKS = {
         "no endpoint may call itself": without("--match-set KUBE-LOOP-BACK dst,dst,src"),
         "a port that no Service has": without("--match-set KUBE-IPVS-IPS dst -j REJECT"),
         "a set that is not there": without("create KUBE-EXTERNAL-IP-LOCAL "),
+        "no jump": without("-I PREROUTING"),
+        "no jump for what the node sends": without("-I OUTPUT .*-j KUBE-SERVICES"),
+        "no jump to where sources are replaced": without("-I POSTROUTING"),
+        "no jump to node ports": without("--dst-type LOCAL -j KUBE-NODE-PORT"),
+        "one endpoint chosen too often": lambda text: re.sub(r"(-t 10.96.7.7:80 -r 10.244.1.1:8080 -m -w) 1", r"\1 9", text.replace("-s rr", "-s wrr")),
+        "an endpoint that gets nothing": lambda text: re.sub(r"(-t 10.96.7.7:80 -r 10.244.1.1:8080 -m -w) 1", r"\1 0", text),
+        "no server for a node port": without("172.18.0.11:30080"),
+        "no element for a cluster IP": without("KUBE-CLUSTER-IP 10.96.7.7,"),
+        "no element for a load balancer IP": without("add KUBE-LOAD-BALANCER 203"),
+        "no element for a node port": without("add KUBE-NODE-PORT-TCP"),
+    },
+    "userspace": {
+        "a wrong endpoint": lambda text: text.replace("server 10.244.2.1:8080 10.244.2.1:8080", "server 10.244.2.1:8080 10.244.2.66:8080"),
+        "an endpoint that gets nothing": without("server 10.244.2.1:8080"),
+        "one endpoint chosen too often": lambda text: text.replace("server 10.244.2.1:8080 10.244.2.1:8080", "server 10.244.1.1:8080 10.244.1.1:8080"),
+        "two Services swapped": swapped("-d 10.96.7.7/32", "-d 10.96.7.8/32"),
+        "two proxies swapped": swapped("bind *:24919", "bind *:26658"),
+        "no proxy": without("bind "),
+        "no jump": without("-I PREROUTING"),
+        "no jump for what the node sends": without("-I OUTPUT"),
+        "no jump to node ports": without("-A PREROUTING"),
+        "a frontend of no Service": lambda text: text.replace("-d 10.96.7.8/32", "-d 10.96.7.80/32"),
     },
 }  # fmt: skip
 CASES = [pytest.param(mode, name, id=f"{mode}: {name}") for mode, found in BREAKS.items() for name in found]
@@ -139,13 +179,14 @@ def test_what_is_broken_is_found_beside_a_kernel(mode: str, name: str) -> None:
     meant, other = broken(mode, name)
     asked = [
         (source, origin, (address, number, "tcp"))
-        for source, origin in (("10.244.1.1", Origin.POD), ("192.0.2.1", Origin.OUTSIDE))
+        for source, origin in (("10.244.1.1", Origin.POD), ("192.0.2.1", Origin.OUTSIDE), ("172.18.0.11", Origin.NODE))
         for address, number in (
             ("10.96.7.7", 80),
             ("10.96.7.7", 81),
             ("10.96.7.8", 80),
             ("10.96.7.9", 80),
             ("203.0.113.1", 80),
+            ("172.18.0.11", 30080),
         )
     ]
     told = [

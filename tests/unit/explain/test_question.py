@@ -28,6 +28,12 @@ OBJECTS = [
     node("n1", "172.18.0.11", "fd00:172:18::11", zone="a"),
     node("n2", "172.18.0.12", "fd00:172:18::12", zone="b", pod_cidrs=("10.244.2.0/24",)),
 ]  # fmt: skip
+# What only wrong questions ask for.
+OTHERS = [
+    service("db", clusterIP="None", clusterIPs=["None"]),
+    service("mail", type="ExternalName", externalName="mail.test", clusterIP="", clusterIPs=[]),
+    node("n3", "172.18.0.13", pod_cidrs=("10.244.3.0/24",)),
+]
 
 
 def written(directory: Path, objects: list[Object], **fields: Any) -> list[str]:
@@ -104,8 +110,8 @@ def test_words_begin_with_the_verdict(ask: Any) -> None:
     ("question", "said"),
     [
         (
-            packet("10.244.1.1", "shop/web:http", on="n3"),
-            "--node n3: the cluster has no such Node; it has n1, n2",
+            packet("10.244.1.1", "shop/web:http", on="x9"),
+            "--node x9: the cluster has no such Node; it has n1, n2, n3",
         ),
         (
             packet("10.244.1.1", "shop/wep:http"),
@@ -121,10 +127,32 @@ def test_words_begin_with_the_verdict(ask: Any) -> None:
         (packet("10.244.1.1", "10.96.7.7:99999"), "a port is between 1 and 65535"),
         (packet("10.244.1.1", "[fd00:10:96::77]:80"), "are of different families"),
         (packet("10.244.1.1", "what"), "must be ADDRESS:PORT/PROTOCOL"),
+        (packet("10.244.1.1", "web"), "did you mean shop/web:http?"),
+        (packet("10.244.1.1", "web:dns"), "did you mean shop/web:dns?"),
+        (packet("10.244.1.1", "web.shop:80"), "is neither an address nor a Node; did you mean shop/web:http?"),
+        (packet("10.244.1.1", "web.shop.svc.cluster.local:53"), "did you mean shop/web:dns?"),
+        (packet("10.244.1.1", "wep.shop:80"), "did you mean shop/web"),
+        (packet("10.244.1.1", "http://10.96.7.7/cart"), "did you mean 10.96.7.7:80/tcp?"),
+        (packet("10.244.1.1", "https://10.96.7.7:443"), "did you mean 10.96.7.7:443/tcp?"),
+        (packet("10.244.1.1", "30080"), "did you mean n1:30080?"),
+        (packet("10.244.1.1", ":30080"), "did you mean n1:30080?"),
+        (packet("10.244.1.1", ":31999"), "did you mean ADDRESS:31999?"),
+        (
+            packet("10.244.1.1", "shop/db:sql"),
+            "shop/db: is headless: clients get the addresses of its endpoints from DNS",
+        ),
+        (
+            packet("10.244.1.1", "shop/mail:smtp"),
+            "shop/mail: is of type ExternalName: clients are told the name mail.test",
+        ),
+        (packet("web-1", "shop/web:http"), "no Node; did you mean shop/web-1?"),
+        (packet("shop/web", "shop/web:http"), "is a Service; ask for one of its Pods; it has shop/web-1, shop/web-2"),
+        (packet("999.1.1.1", "shop/web:http"), "Nodes are n1, n2"),
+        (packet("n3", "[fd00:10:96::77]:80"), "no address of the family of the destination; it has 172.18.0.13"),
     ],
 )
 def test_a_wrong_question_gets_the_nearest_right_one(ask: Any, question: list[str], said: str) -> None:
-    code, _out, err = ask(*question)
+    code, _out, err = ask(*question, objects=[*OBJECTS, *OTHERS])
     assert code == 2
     assert said in err
 
@@ -134,6 +162,7 @@ def test_a_wrong_question_gets_the_nearest_right_one(ask: Any, question: list[st
     [
         ("10.96.7.7:81", "Services answer there at 10.96.7.7:80/tcp (shop/web), 10.96.7.7:53/udp (shop/web)"),
         ("10.96.7.6:80", "the nearest one with that port is 10.96.7.7:80/tcp (shop/web)"),
+        ("10.244.2.1:8080", "10.244.2.1 is an endpoint of shop/web: ask for that Service"),
         ("172.18.0.11:30081", "Services answer there at 172.18.0.11:30080/tcp (shop/web)"),
     ],
 )

@@ -15,7 +15,7 @@ from agentless_kube_proxy.bundle.program import part_program
 from agentless_kube_proxy.cluster.record import Listing, Record
 from agentless_kube_proxy.cluster.trigger import trigger_text, trigger_time
 from agentless_kube_proxy.plan import history
-from agentless_kube_proxy.plan.metrics import PROGRAMMING, Freshness, note_run
+from agentless_kube_proxy.plan.metrics import PROGRAMMING, Freshness, note_drift, note_run
 from agentless_kube_proxy.tasks.directory import WorkDirectory, write_json
 from agentless_kube_proxy.tasks.notes import CONTROL, Note, Pushed, SnapshotRead
 from prometheus_client.parser import text_string_to_metric_families
@@ -204,3 +204,18 @@ def test_the_history_tells_when_nodes_were_not_as_intended(directory: WorkDirect
     last = (directory.path / history.FILE).read_text().splitlines()[-2:]
     states = {json.loads(line)["state"] for line in last}
     assert states == {"old", "unreached"}, "it was old before it was found out"
+
+
+def test_the_history_tells_when_rules_were_changed_by_something_else(directory: WorkDirectory) -> None:
+    with Freshness(directory, "shop") as fresh:
+        fresh.confirmed("n1", "n1", "a", time.time())
+    for found in (False, True, True, False):  # as four runs of verify_services find it
+        note_drift(directory, "n1", "n1", found=found)
+    note_drift(directory, "n2", "n2", found=True)  # a node that no run has given anything
+    note_drift(directory, "n2", "n2", found=False)
+    lines = [json.loads(line) for line in (directory.path / history.FILE).read_text().splitlines()]
+    states = {node: [each["state"] for each in lines if each["node"] == node] for node in ("n1", "n2")}
+    assert states == {"n1": ["current", "drift", "current"], "n2": ["drift", "unknown"]}
+    note_drift(directory, "n1", "n1", found=True)
+    run(directory, push("n1", time.time()), hosts=("n1",))
+    assert json.loads((directory.path / history.FILE).read_text().splitlines()[-1])["state"] == "current"

@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
-from agentless_kube_proxy.proxy.config import (
-    Conntrack,
-    InvalidConfig,
-    Ipvs,
-    ProxyConfig,
-    parse_config,
-    parse_duration,
-)
+from agentless_kube_proxy.proxy.config import Conntrack, DetectLocalConfiguration, InvalidConfig, Ipvs, ProxyConfig
+from agentless_kube_proxy.proxy.config_document import parse_config
+from agentless_kube_proxy.proxy.config_texts import parse_duration
 
 from tests.unit.build import config, document
 
@@ -102,9 +97,7 @@ def test_an_empty_configuration_has_kube_proxys_defaults() -> None:
         hostname_override="",
         bind_address="0.0.0.0",
         cluster_cidrs=(),
-        detect_local_mode="ClusterCIDR",
-        bridge_interface="",
-        interface_name_prefix="",
+        detect_local=DetectLocalConfiguration("ClusterCIDR", "", ""),
         node_port_addresses=(),
         masquerade_bit=14,
         masquerade_all=False,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from agentless_kube_proxy.cluster.access import Access
-from agentless_kube_proxy.cluster.api import Forbidden, NotServed, Unreachable
 from agentless_kube_proxy.cluster.lease import InvalidLease, Lease, LeaseObject
+from agentless_kube_proxy.cluster.refusals import Forbidden, NotServed, Unreachable
 from agentless_kube_proxy.watch import election
 from agentless_kube_proxy.watch.election import DEADLINE_SECONDS, LEASE_SECONDS, LOOK_SECONDS, Candidate, Election
 from hypothesis import given
@@ -221,6 +221,17 @@ def test_a_leader_that_cannot_renew_stops_to_lead_and_goes_on_when_it_can(
         assert not first.leads
         server.trouble = lambda: None
         eventually(lambda: first.leads)
+
+
+def test_a_playbook_learns_who_leads_and_takes_no_dead_holder_for_a_leader(server: Any) -> None:
+    lease = LeaseObject(Access(host=server.url, api_key="x"), "kube-system/akp-watch", timeout=2.0)
+    assert lease.leader() == ""
+    with candidate(server, "one"):
+        assert lease.leader() == "one"
+    assert lease.leader() == "", "it was given back"
+    dead = {"holderIdentity": "dead", "leaseDurationSeconds": 1}
+    server.object = {**server.object, "spec": dead}
+    assert lease.leader() == ""
 
 
 @pytest.mark.parametrize(

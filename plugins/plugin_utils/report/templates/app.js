@@ -216,7 +216,7 @@
   const serviceTable = find("#services .tbl") && table(find("#services"), {
     rows: services, one: "Service", index, text: (row) => row.text,
     columns: [
-      {label: "Service", width: "31%", style: "name", by: (row) => row.position, cell: (row, at) => [
+      {label: "Service", width: "29%", style: "name", by: (row) => row.position, cell: (row, at) => [
         element("a", {href: `#service/${encodeURIComponent(row.namespace)}/${encodeURIComponent(row.name)}`, title: row.key, "data-at": at},
           element("span", {className: "ns"}, `${row.namespace}/`), row.name),
         row.plan ? [" ", element("span", {className: `tag ${row.plan}`}, planned[row.plan])] : ""]},
@@ -224,8 +224,8 @@
       {label: "Cluster IP", width: "15%", wide: true, style: "mono", by: (row) => row.ips[0] || "", cell: (row) => element("span", {title: row.ips.join("\n")}, several(row.ips))},
       {label: "From outside", width: "18%", wide: true, first: -1, by: (row) => row.outside.length,
         cell: (row) => row.outside.length ? element("span", {className: "mono", title: row.outside.map(([at, kind]) => `${kind} ${at}`).join("\n")}, several(row.outside.map(([at]) => at))) : muted("–")},
-      {label: "Ports", width: "13%", wide: true, by: (row) => row.titles[0], cell: (row) => element("span", {title: row.titles.join("\n")}, several(row.titles))},
-      {label: "Endpoints", width: "12%", number: true, by: (row) => row.used, cell: (row) => row.used
+      {label: "Ports", width: "16%", wide: true, by: (row) => row.titles[0], cell: (row) => element("span", {title: row.titles.join("\n")}, several(row.titles))},
+      {label: "Endpoints", width: "11%", number: true, by: (row) => row.used, cell: (row) => row.used
         ? [number(row.used), row.total > row.used ? muted(` of ${number(row.total)}`) : ""] : element("span", {className: "st bad"}, "none")},
     ],
     filters: [
@@ -377,7 +377,7 @@
         port.e.length > MOST_ENDPOINTS && !whole ? element("p", {className: "more"},
           element("button", {type: "button", className: "btn", onclick: () => { whole = true; draw(); }}, `Show all ${number(port.e.length)} endpoints`)) : "",
         ...port.no.map((note) => element("p", {className: "muted small more"}, note)),
-        element("p", {className: "muted small more"}, "Rule by rule: ", element("code", {}, `akp explain --node ${at < 0 ? nodeName(0) : nodeName(at)} --from POD --to ${port.fr[0][0]}/${port.t.split("/").pop()}`)));
+        element("p", {className: "muted small more"}, "Rule by rule: ", element("code", {}, `akp explain${data.directory ? ` --dir ${data.directory}` : ""} --node ${at < 0 ? nodeName(0) : nodeName(at)} --from POD --to ${port.fr[0][0]}/${port.t.split("/").pop()}`)));
       if (focus) find(focus).focus();
     };
     draw();
@@ -416,6 +416,8 @@
     if (!find(here).classList.contains("on")) location.hash = here;
     setTimeout(() => find(`${here} input`)?.focus(), 0);
   });
+  const box = find("#services input");
+  if (box && innerWidth > 700) box.placeholder += "     press /";  // a phone has no such key
   route();
   const old = Date.now() / 1000 - data.made;
   if (old > 3600) {

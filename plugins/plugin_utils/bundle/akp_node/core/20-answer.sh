@@ -2,7 +2,7 @@
 # ---------------------------------------------------------------- Answer
 say() { printf 'akp-node: %s\n' "$*" >&2; }
 
-# awk: quote(text) is text as a JSON string, where characters that no message needs become blanks; member is a member of an object.
+# awk: quote(text) is text as a JSON string; member is a member of an object.
 quote_awk='
 function quote(text) { gsub(/[^ -~]/, " ", text); gsub(/[\\"]/, "\\\\&", text); return "\"" text "\"" }
 function member(name, value) { return value == "" ? "" : ", \"" name "\": " quote(value) }
@@ -44,12 +44,11 @@ die() {
     exit "$code"
 }
 
-# Print the answer of a successful verb. One write, so that a reader never sees a part of it.
+# Print the answer of a successful verb, in one write.
 answer() {
-    local took
     clock
-    took=$((now - started))
-    put seconds "$((took / 100)).$((took / 10 % 10))$((took % 10))"
+    now=$((now - started))
+    put seconds "$((now / 100)).$((now / 10 % 10))$((now % 10))"
     printf '%s\n' "{\"verb\": \"$verb\", \"ok\": true$members, \"warnings\": [$warnings]}"
     answered=1
 }
@@ -61,40 +60,42 @@ clock() {
     now=$((${up%.*} * 100 + 1${up#*.} - 100))
 }
 
-# reply is seconds since the epoch. The kernel knows when it booted: no process is started.
+# reply is seconds since the epoch, without a process: the kernel knows when it booted.
 epoch() {
     local name value
     clock
-    while read -r name value; do [ "$name" != btime ] || { reply=$((value + now / 100)); break; }; done </proc/stat
+    while read -r name value; do [ "$name" != btime ] || reply=$((value + now / 100)); done </proc/stat
 }
 
-# Make the private work directory. Whatever ends the process, it answers first.
+# Make the private work directory, and one for a bundle. Whatever ends the process, it answers.
 make_work() {
     local name
     trap 'leave "$?"' EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
-    trap 'exit 143' TERM
     trap 'exit 141' PIPE
+    trap 'exit 143' TERM
     own_directory "$RUN"
     read -r name </proc/sys/kernel/random/uuid
-    mkdir "$RUN/$$.$name" "$RUN/$$.$name/in" 2>/dev/null || die 3 "$RUN cannot be written (is it full?)"
-    work=$RUN/$$.$name
+    work=$RUN/$$.$name bundle=$RUN/$$.$name/in
+    # What may be recorded is taken on the disk of the record.
+    [ "$verb" != apply ] || { own_directory "$STATE"; bundle=$STATE/in.$$; }
+    mkdir "$work" "$bundle" 2>/dev/null || die 3 "$RUN or $STATE cannot be written (is it full?)"
 }
 
-# Make a directory that belongs to root alone, or end with 3: what another user can change must not decide what root does.
+# Make a directory that belongs to root, or end with 3: no other user decides what root does.
 own_directory() {
     [ -d "$1" ] || mkdir -p "$1" 2>/dev/null || die 3 "the directory $1 cannot be made"
     if [ -L "$1" ] || [ ! -O "$1" ]; then die 3 "the directory $1 does not belong to root; remove it, or chown it to root"; fi
     [ -w "$1" ] || die 3 "the directory $1 cannot be written"
 }
 
-# End with 3 if another user may write to a directory. That takes a process: deltas do without, since a whole bundle came before.
-closed_directory() {
-    case $(ls -ldn "$1" 2>&1) in d????-??-?*) ;; *) die 3 "the directory $1 can be written by others than root; see what is in it, and chmod go-w it" ;; esac
+# End with 3 if another user may write to the state directory.
+closed_state() {
+    case $(ls -ldn "$STATE" 2>&1) in d????-??-?*) ;; *) die 3 "the directory $STATE can be written by others than root; see what is in it, and chmod go-w it" ;; esac
 }
 
-# The end of every run. A run that stops in the middle says so; the next one completes what it had begun.
+# The end of every run. One that stops in the middle says so; the next one completes what it had begun.
 leave() {
     local code
     code=$1
@@ -103,7 +104,7 @@ leave() {
     set -- "$work"
     case $bundle in "$STATE"/in.*) set -- "$@" "$bundle" ;; esac
     [ -z "$synced" ] || set -- "$@" "$STATE/queued"
-    [ -z "$1" ] || rm -rf "$@"
+    [ -z "$work" ] || rm -rf "$@"
     [ -z "$answered" ] || exit "$code"
     case $code in 129 | 130 | 141 | 143) die "$code" "ended by a signal" ;; esac
     die 3 "ended in the middle, see the messages above $FULL"
@@ -115,10 +116,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 need() { has "$1" || die 3 "missing tool: $1 (package $2)"; }
 
 # True if the work directory has room. Some tools do not say that what they wrote was cut short.
-room() {
-    (printf '%65536s' '' >"$work/room") 2>/dev/null || return 1
-    : >"$work/room"
-}
+room() { (printf '%65536s' '' >"$work/room") 2>/dev/null && : >"$work/room"; }
 
 # Write the text $2 to the file $1: after a crash it is the old one or the new one.
 write_file() { printf '%s\n' "$2" >"$1.new" && mv "$1.new" "$1"; }
@@ -132,11 +130,11 @@ first_lines() {
     refused="${2:+$2: }${refused:-no message}"
 }
 
-# Note that something is not as it should be and this run cannot help it: the next run looks at everything.
+# Warn of what this run cannot put right: the next one looks at everything.
 left_unfinished() {
     warn "$*"
     unfinished=1
-    # echo, not ":", which would end the shell where nothing can be written.
+    # Not ":", which would end the shell where nothing can be written.
     echo 2>/dev/null >"$STATE/unsettled" || :
 }
 
@@ -146,10 +144,3 @@ in_sandbox() { has unshare && unshare -n "$@" >/dev/null 2>&1; }
 # True in the host's own network namespace; false where that cannot be told.
 # shellcheck disable=SC3013 # dash and busybox have it
 initial_namespace() { [ /proc/self/ns/net -ef /proc/1/ns/net ]; }
-
-# reply is how many words the text $1 has.
-count_words() {
-    # shellcheck disable=SC2086 # split into words
-    set -- $1
-    reply=$#
-}

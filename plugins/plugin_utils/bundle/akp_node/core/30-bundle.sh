@@ -1,9 +1,8 @@
-# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2153,SC2154,SC3043
 # ---------------------------------------------------------------- Bundle
-# Copy the bundle in directory $1, or on stdin for -, to a private directory, and check digests, signatures, node, and the shape of
-# every line. Sets bundle, dirs and b_*. What was checked is what is used.
+# Take the bundle in directory $1, or on stdin for -, into $bundle, and check digests, signatures, node, and the shape of every line. Sets
+# dirs and b_*. All of it goes through awk: what awk is blind for, such as a null byte, does not arrive, and the digest tells.
 open_bundle() {
-    bundle=$work/in
     if [ "$1" = - ]; then take_stream; else take_directory "$1"; fi
     verify "$bundle" || die 2 "$refused"
     dirs=$bundle
@@ -15,38 +14,27 @@ open_bundle() {
     [ "$b_digest" = "$r_snapshot" ] || guard "$bundle"
 }
 
-# A bundle that will be recorded is taken on the disk of the record, where it needs no second copy.
-take_on_disk() {
-    [ "$verb" != check ] || return 0
-    own_directory "$STATE"
-    bundle=$STATE/in.$$
-    mkdir "$bundle" || die 3 "$bundle cannot be made $FULL"
-}
-
 # Copy the files that the manifest of directory $1 lists, and a release with its signatures.
 take_directory() {
     local dir name
     dir=$1
     [ -d "$dir" ] || die 2 "no such bundle directory: $dir"
     manifest "$dir" || die 2 "$dir: $refused"
-    take_on_disk
-    set -- "$dir/manifest.json"
+    set -- manifest.json
     for name in $b_names; do
         [ -f "$dir/$name" ] || die 2 "$name: listed in the manifest but not there"
-        set -- "$@" "$dir/$name"
+        set -- "$@" "$name"
+        : >"$bundle/$name"
     done
-    for name in "$dir/release" "$dir/release.sig" "$dir"/release.[0-9].sig "$dir"/release.[0-9][0-9].sig; do
-        [ ! -f "$name" ] || set -- "$@" "$name"
+    for name in "$dir"/release "$dir"/release.sig "$dir"/release.[0-9].sig "$dir"/release.[0-9][0-9].sig; do
+        [ ! -f "$name" ] || set -- "$@" "${name##*/}"
     done
-    cp "$@" "$bundle/" || die 3 "$dir: a file cannot be copied $FULL"
+    (cd "$dir" && awk -v to="$bundle/" 'FNR == 1 { close(file); file = to FILENAME } { print > file }' "$@") ||
+        die 3 "$dir: a file cannot be copied $FULL"
 }
 
-# Unpack the bundle on stdin. Where signers are pinned, only its head is unpacked before the signatures are checked: what is not
-# signed cannot fill a disk. What is not compressed is small, and fits beside the work files.
+# Unpack the bundle on stdin. Where signers are pinned, only its head before the signatures are checked: what is not signed fills no disk.
 take_stream() {
-    local packed
-    packed=''
-    case $MAX_BUNDLE in '' | *[!0-9]* | ????*) die 2 "AKP_MAX_BUNDLE is a number of megabytes, not \"$MAX_BUNDLE\"" ;; esac
     head -c $((MAX_STREAM + 1)) >"$work/stream" || die 3 "what came on stdin cannot be kept in $RUN (is it full?)"
     if signed_only; then
         unpack head 12000000
@@ -58,19 +46,20 @@ take_stream() {
     unpack all "${MAX_BUNDLE}000000"
 }
 
-# Unpack the head or all of the stream, at most $2 bytes. For take_stream, which keeps in packed whether it is compressed.
+# Unpack the head or all of the stream, which may be compressed: at most $2 bytes.
 unpack() {
-    refused=packed
-    [ -n "$packed" ] || refused=$(unpack_into "$@" plain <"$work/stream") || die 3 "the bundle cannot be unpacked in $RUN (is it full?)"
+    local full
+    full="the bundle cannot be unpacked in ${bundle%/*} $FULL"
+    refused=$(unpack_into "$@" <"$work/stream") || die 3 "$full"
     if [ "$refused" = packed ]; then
-        [ -n "$packed" ] || { need gzip gzip; take_on_disk; packed=1; }
-        refused=$(gzip -dc <"$work/stream" 2>/dev/null | head -c "$2" | unpack_into "$@" '') || die 3 "the bundle cannot be unpacked in $STATE $FULL"
+        need gzip gzip
+        refused=$(gzip -dc <"$work/stream" 2>/dev/null | head -c "$2" | unpack_into "$@") || die 3 "$full"
     fi
-    [ -z "$refused" ] || die 2 "what came on stdin $refused"
+    case $refused in '') ;; packed) die 2 "what came on stdin is no bundle" ;; *) die 2 "what came on stdin $refused" ;; esac
 }
-unpack_into() { awk -v dir="$bundle" -v what="$1" -v limit="$2" -v plain="$3" "$unpack_awk"; }
+unpack_into() { awk -v dir="$bundle" -v what="$1" -v limit="$2" "$unpack_awk"; }
 
-# Read the manifest of directory $1 into b_*. False with refused if it is none. Only characters pass that are safe in a shell.
+# Read the manifest of directory $1 into b_*. False with refused if it is none. Only characters pass that a shell takes as they are.
 manifest() {
     local line key value inside api
     b_kind='' b_base='' b_mode='' b_node='' b_generation='' b_ports=0 b_endpoints=0 b_names='' b_sums='' inside='' api=''
@@ -78,7 +67,7 @@ manifest() {
     [ -f "$1/manifest.json" ] || return 1
     while IFS= read -r line; do
         refused="manifest.json: not a line of a manifest: $line"
-        # One block of files, last; another reader of this text must not see other files than this one.
+        # One block of files, last: another reader sees no other files.
         case $inside$line in
             '{' | '  "files": {}' | 'end}') continue ;;
             '  "files": {') inside='file'; continue ;;
@@ -115,7 +104,7 @@ is_hex64() {
 }
 is_number() { case $1 in 0) ;; '' | 0* | *[!0-9]* | ??????????*) return 1 ;; esac; }
 
-# True if the files of directory $1 are those of its manifest and no others, byte for byte. Sets b_*; b_digest is the manifest's.
+# True if the files of directory $1 are those of its manifest and no others, byte for byte. Sets b_*, and b_digest, the manifest's.
 verify() {
     local sums line
     manifest "$1" || return 1
@@ -148,20 +137,16 @@ effective() {
 }
 
 # ---------------------------------------------------------------- Guard
-# A bundle may only do what kube-proxy does, however it was made and signed: every line of every file of directory $1, whose manifest is in
-# b_*, fits a shape; else 2, naming file, line and reason.
+# A bundle may only do what kube-proxy does, no matter which key signed it: every line of every file of directory $1, whose manifest is
+# in b_*, fits a shape; else 2, naming file, line and reason.
 guard() {
-    local shapes checks names sizes ports proxies vips why
-    checks='function restore() { }'
+    local dir shapes checks names name why
+    dir=$1 checks='function restore() { }'
     "${b_mode}_shapes"
     names=${b_names%akp-node } names="/dev/null ${names%akp-leave }"
-    setting accept_ports; ports=$reply
-    setting proxy_ports; proxies=$reply
-    setting vip_ranges; vips=$reply
-    setting endpoint_ranges
-    # The real lines and bytes, not what the manifest claims.
-    sizes=$(cd "$1" && wc -lc $names) || die 3 "the files of the bundle cannot be read"
-    why=$(cd "$1" && SHAPES="$settings_shapes$shapes" SIZES="$sizes" ACCEPT_PORTS="$ports" PROXY_PORTS="$proxies" VIP_RANGES="$vips" ENDPOINT_RANGES="$reply" \
-        awk "$addresses_awk$guard_types_awk$guard_shapes_awk$checks$guard_awk" kind="$b_kind" gen="$b_generation" base="$b_base" $names) ||
+    set --
+    for name in accept_ports proxy_ports vip_ranges endpoint_ranges; do setting "$name"; set -- "$@" -v "$name=$reply"; done
+    why=$(cd "$dir" && SHAPES="$settings_shapes$shapes" NAMES="$names" awk "$@" \
+        "$addresses_awk$guard_types_awk$guard_shapes_awk$checks$guard_awk" kind="$b_kind" gen="$b_generation" base="$b_base" $names) ||
         die 2 "${why:-the bundle cannot be checked}"
 }

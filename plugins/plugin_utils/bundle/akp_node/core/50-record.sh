@@ -1,8 +1,9 @@
 # shellcheck shell=sh disable=SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Record
-# The files of the state directory are listed in docs/node-program.md. A note is lines KEY=value, in variables of one prefix.
+# docs/node-program.md lists the files of the state directory. A note is lines KEY=value, in variables of one prefix.
 RECORD='snapshot deltas generation mode node flavour time ports endpoints unset kept'    # r_*; kept: words DIGEST/DELTAS/GENERATION
-NOTE='token generation previous boot deadline within'                                   # u_*, see confirm
+NOTE='token generation previous boot deadline within'    # u_*, see confirm
+UNDONE='generation reason time'                           # d_*
 
 # Take the lock, which ends with the process; remove what killed runs left, and read the record. Or end with 5.
 lock() {
@@ -11,7 +12,7 @@ lock() {
     need flock util-linux
     while :; do
         own_directory "$STATE"
-        # A cleanup that ended just now has removed the file: then the lock is on nothing, even if another run has made a new one.
+        # A cleanup that ended just now has removed the file, and a lock on it counts nothing.
         { command exec 9>>"$STATE/lock"; } 2>/dev/null || { [ ! -d "$STATE" ] && continue; } || die 3 "$STATE cannot be written $FULL"
         # shellcheck disable=SC3013 # dash and busybox have it
         if flock -n 9 && [ "$STATE/lock" -ef /proc/self/fd/9 ]; then break; fi
@@ -25,11 +26,6 @@ lock() {
         if [ -d "$name" ] && [ ! -d "/proc/${pid%%.*}" ]; then rm -rf "$name"; fi
     done
     read_record
-}
-
-unlock() {
-    exec 9>&-
-    locked=''
 }
 
 # Read a note: $1_KEY is the value of each KEY after file $2, or empty.
@@ -70,16 +66,14 @@ state_dirs() {
 
 # Move the incoming bundle to its place, before the kernel is touched. The record does not name it yet.
 keep_bundle() {
-    case $bundle in "$STATE"/in.* | "$work"/in) ;; *) return 0 ;; esac
-    if [ "$b_kind" = Delta ]; then kept_now=$STATE/bundles/$r_snapshot/log/$((r_deltas + 1)); else kept_now=$STATE/bundles/$b_digest; fi
-    if [ "$kept_now" = "$STATE/bundles/$r_snapshot" ]; then kept_now=''; return 0; fi
+    case $bundle in "$STATE"/in.*) ;; *) return 0 ;; esac
+    kept_now=$STATE/bundles/$b_digest
+    [ "$b_digest" != "$r_snapshot" ] || { kept_now=''; return 0; }
+    if [ "$b_kind" = Delta ]; then kept_now=$STATE/bundles/$r_snapshot/log/$((r_deltas + 1)); fi
     # After a kill something may be there that no record names.
     [ ! -e "$kept_now" ] || rm -rf "$kept_now"
-    { { [ -d "${kept_now%/*}" ] || mkdir -p "${kept_now%/*}"; } && mv "$bundle" "$kept_now" &&
-        { [ "$b_kind" = Delta ] || mkdir "$kept_now/log"; }; } || {
-        rm -rf "$kept_now"
-        die 3 "the bundle cannot be kept in $STATE $FULL"
-    }
+    { { [ -d "${kept_now%/*}" ] || mkdir -p "${kept_now%/*}"; } && { [ "$b_kind" = Delta ] || mkdir "$bundle/log"; } &&
+        mv "$bundle" "$kept_now"; } || die 3 "the bundle cannot be kept in $STATE $FULL"
     bundle=$kept_now
     [ "$b_kind" = Delta ] || dirs=$bundle
 }
@@ -87,31 +81,29 @@ keep_bundle() {
 # True if this run goes to something new, not back.
 forward() { case $verb in rollback | restore | undo) return 1 ;; esac; }
 
-# Record bundle $1 with its first $2 deltas, which b_* describe. The states that rollback can reach are listed once each, the one that
-# is replaced last but one; what a new log overwrites cannot be reached any more. Of them the last $KEEP stay, the one in force, and
-# the one that an undo would go back to; bundles that the record no longer names are removed.
+# Record bundle $1 with its first $2 deltas, which b_* describe. Each state that rollback can reach is listed once, the one that is
+# replaced last but one; what a new log overwrites is not. The last $KEEP stay, the one in force, and the one that an undo would go
+# back to; bundles that the record no longer names are removed.
 record_state() {
-    local each list kept new old count
-    new=$1/$2/$b_generation old=$r_snapshot/$r_deltas/$r_generation list='' kept=''
+    local each kept new snapshot deltas old count
+    snapshot=$1 deltas=$2 new=$1/$2/$b_generation old=$r_snapshot/$r_deltas/$r_generation kept=''
     if forward; then
-        for each in $r_kept; do [ "$each" = "$old" ] || kept="$kept $each"; done
-        for each in $kept ${r_snapshot:+"$old"}; do
+        set --
+        for each in ${r_kept%%"$old"*} ${r_kept#*"$old"} ${r_snapshot:+$old}; do
             count=${each#*/} count=${count%/*}
-            case $each in */"$b_generation") continue ;; "$1"/*) [ "$count" -lt "$2" ] || continue ;; esac
-            list="$list$each "
+            case $each in */"$b_generation") continue ;; "$snapshot"/*) [ "$count" -lt "$deltas" ] || continue ;; esac
+            set -- "$@" "$each"
         done
-    else list="$r_kept "
+    else set -- $r_kept
     fi
-    case " $list" in *" $new "*) ;; *) list="$list$new " ;; esac
-    count_words "$list"
-    count=$((reply - KEEP)) kept=''
+    case " $* " in *" $new "*) ;; *) set -- "$@" "$new" ;; esac
     read_note
-    for each in $list; do
-        count=$((count - 1))
-        if [ "$count" -lt 0 ] || [ "$each" = "$new" ] || [ "${each##*/}" = "${u_previous:-none}" ]; then kept="$kept${kept:+ }$each"; fi
+    for each; do
+        if [ $# -le "$KEEP" ] || [ "$each" = "$new" ] || [ "${each##*/}" = "${u_previous:-none}" ]; then kept="$kept${kept:+ }$each"; fi
+        shift
     done
     epoch
-    r_snapshot=$1 r_deltas=$2 r_generation=$b_generation r_mode=$b_mode r_node=$b_node r_flavour=$flavour r_time=$reply
+    r_snapshot=$snapshot r_deltas=$deltas r_generation=$b_generation r_mode=$b_mode r_node=$b_node r_flavour=$flavour r_time=$reply
     r_ports=$b_ports r_endpoints=$b_endpoints r_unset=$unset_sysctls r_kept=$kept
     write_values r "$STATE/record" $RECORD
     read_record

@@ -2,7 +2,7 @@
 # ---------------------------------------------------------------- Sysctls
 HASHSIZE=/sys/module/nf_conntrack/parameters/hashsize    # at least a quarter of nf_conntrack_max; there is one per host
 
-# Write "path wanted actual name" for each sysctl of $dirs that does not have its value, except the names in $1, to $work/sysctls.
+# Write "path wanted actual name" to $work/sysctls, for each sysctl of $dirs without its value; not for the names in $1.
 sysctls_differ() {
     effective sysctls.conf
     : >"$work/sysctls"
@@ -27,16 +27,14 @@ note_value() {
     echo "$1 $2" >>"$work/sysctls.undo"
 }
 
-# Set the sysctls of $dirs that differ. What belongs to the initial network namespace cannot be written from another: a warning.
+# Set the sysctls of $dirs that differ. What only the initial network namespace may write is a warning in another.
 sysctls_apply() {
     local path value actual name
     unset_sysctls=''
     [ -e /proc/sys/net/netfilter/nf_conntrack_max ] || ! has modprobe || modprobe -q nf_conntrack 2>/dev/null || :
     sysctls_differ ''
     while read -r path value actual name; do
-        [ "$actual" = absent ] || note_value "$path" "$actual"
-        if [ "$actual" != absent ] && write_value "$path" "$value"; then
-            changed_sysctls=$((changed_sysctls + 1))
+        if [ "$actual" != absent ] && note_value "$path" "$actual" && write_value "$path" "$value"; then changed_sysctls=$((changed_sysctls + 1))
         elif initial_namespace; then
             undo_all
             [ "$actual" != absent ] || die 3 "missing kernel feature: sysctl $name"
@@ -47,13 +45,11 @@ sysctls_apply() {
             unset_sysctls="$unset_sysctls${unset_sysctls:+ }$name"
         fi
     done <"$work/sysctls"
+    if [ ! -e "$HASHSIZE" ] || ! initial_namespace; then return 0; fi
     effective sysctls.conf
-    value=$(awk '$1 == "net.netfilter.nf_conntrack_max" { print int($3 / 4) }' "${reply:-/dev/null}")
-    if [ -z "$value" ] || [ ! -e "$HASHSIZE" ] || ! initial_namespace; then return 0; fi
     read -r actual <"$HASHSIZE"
-    [ "$actual" -lt "$value" ] || return 0
-    note_value "$HASHSIZE" "$actual"
-    write_value "$HASHSIZE" "$value" || warn "conntrack hash size stays $actual, wanted $value"
+    value=$(awk '$1 == "net.netfilter.nf_conntrack_max" { print int($3 / 4) }' "${reply:-/dev/null}")
+    [ "$actual" -ge "${value:-0}" ] || { note_value "$HASHSIZE" "$actual" && write_value "$HASHSIZE" "$value"; } || warn "conntrack hash size stays $actual, wanted $value"
 }
 
 # Put back the values in file $1. Those that could not be set back are in $work/sysctls.left.
@@ -62,15 +58,17 @@ sysctls_undo() {
     : >"$work/sysctls.left"
     [ ! -f "$1" ] || while read -r path value; do
         # Without its module there is no such sysctl, and nothing to set back.
-        if [ ! -e "$path" ] || [ "$(cat "$path" 2>/dev/null)" = "$value" ]; then continue; fi
-        if write_value "$path" "$value"; then changed_sysctls=$((changed_sysctls + 1)); continue; fi
-        echo "$path $value" >>"$work/sysctls.left"
-        left_unfinished "$path could not be set back to $value"
+        if [ ! -e "$path" ] || [ "$(cat "$path" 2>/dev/null)" = "$value" ]; then :
+        elif write_value "$path" "$value"; then changed_sysctls=$((changed_sysctls + 1))
+        else
+            echo "$path $value" >>"$work/sysctls.left"
+            left_unfinished "$path could not be set back to $value"
+        fi
     done <"$1"
 }
 
-# Take back what this run changed beside the rules, which are back already or were not touched. A first run that fails leaves no
-# record, unless something of it stays: that must not be taken for the host's own later.
+# Take back what this run changed beside the rules, which are as before. A first run that fails leaves no record, unless something of
+# it stays: that must not be taken for the host's own later.
 undo_all() {
     sysctls_undo "$work/sysctls.undo"
     "${b_mode}_undo_before"

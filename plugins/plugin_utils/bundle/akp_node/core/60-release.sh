@@ -1,18 +1,18 @@
 # shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Release
 # Where allowed signers are pinned, akp-verify has to agree: a bundle is applied only with a release that names it and that enough of
-# them signed. counter is that release's; nothing older counts later. automated: only automation has signed.
+# them signed. counter is that release's. automated: only automation has signed.
 
 # True if this host applies signed bundles only.
 signed_only() { [ -e "$ETC/allowed_signers" ] || [ -L "$ETC/allowed_signers" ]; }
 
-# Ask akp-verify. False if it says no: its answer, or the reason, is in reply. Ends with 3 if it cannot be asked.
+# Ask akp-verify. False if it says no; reply is its answer, or the reason. Ends with 3 if it cannot be asked.
 ask_verify() {
     local code
     code=0
     [ -f "$VERIFY" ] && [ -O "$VERIFY" ] && [ ! -L "$VERIFY" ] || die 3 "missing program: $VERIFY, see akp program --part verify: this node pins signers"
     reply=$(AKP_STATE=$STATE AKP_ETC=$ETC sh "$VERIFY" "$@" 2>/dev/null) || code=$?
-    # The word is the last thing that the program does: an empty or broken one does not say it.
+    # A broken program does not come to say ok.
     case $code$reply in 0ok*) reply=${reply#ok} reply=${reply# } ;; 2?*) return 2 ;; *) die 3 "$VERIFY cannot tell: ${reply:-no answer}" ;; esac
 }
 
@@ -27,23 +27,23 @@ check_release() {
     if ! signed_only || [ "$released" = "$b_digest" ] || { [ -n "$unsigned" ] && [ "$verb" = check ]; }; then return 0; fi
     release_line
     ask_verify bundle "$bundle" "$reply" || die 2 "$reply"
-    counter=${reply%% *} automated=${reply#"$counter"} released=$b_digest
-    is_counter
+    automated=${reply#"${reply%% *}"} released=$b_digest
+    take_counter "${reply%% *}"
     cap_confirm
 }
 
-# Where automation alone has signed, end with 2 unless the bundle changes endpoints of the record only, which must not change after
-# this. A delta that does not begin at the record is not taken, with any signature.
+# Where automation alone has signed, end with 2 unless the bundle changes endpoints of the record only. The lock is held. A delta that
+# does not begin at the record is not taken anyway.
 check_automation() {
     [ -n "$automated" ] || return 0
-    [ -z "$r_generation" ] || [ "$b_mode/$b_node" = "$r_mode/$r_node" ] ||
+    [ "$b_mode/$b_node" = "${r_mode:-$b_mode}/${r_node:-$b_node}" ] ||
         die 2 "the release is signed by automation alone, which may change endpoints only: mode or node is another"
-    if [ "$b_kind" = Delta ] && [ -n "$r_generation" ] && [ "$b_base" != "$r_generation" ]; then return 0; fi
+    if [ "$b_kind" = Delta ] && [ "$b_base" != "${r_generation:-$b_base}" ]; then return 0; fi
     ask_verify endpoints "$bundle" "$b_kind" $r_dirs || die 2 "$reply"
 }
 
-# The kept bundle in directory $1 is signed by a signer who is still allowed. If not, a rollback ends with 2; a restore only warns:
-# a revoked key must not cost a node its rules at boot.
+# A signer who is still allowed has signed the kept bundle in directory $1. If not, a rollback ends with 2. A restore warns: a revoked
+# key must not cost a node its rules at boot.
 check_kept_release() {
     signed_only || return 0
     release_line
@@ -52,9 +52,9 @@ check_kept_release() {
     warn "the recorded generation $b_generation would not be taken any more: $reply"
 }
 
-is_counter() { case $counter in '' | *[!0-9]*) die 3 "$VERIFY gave no counter" ;; esac; }
+take_counter() { case $1 in '' | *[!0-9]*) die 3 "$VERIFY gave no counter" ;; *) counter=$1 ;; esac; }
 
-# End with 2 if the release is older than the one applied last, which reply is. akp-verify asked before the lock was there.
+# End with 2 if the release is older than the one applied last: reply. akp-verify looked before the lock was held.
 check_age() {
     reply=0
     [ ! -r "$STATE/counter" ] || read -r reply <"$STATE/counter" || :
@@ -69,8 +69,7 @@ note_release() {
     [ "$counter" = "$reply" ] || write_file "$STATE/counter" "$counter"
 }
 
-# End with 2 if this host pins signers and does not let $verb run without a signature: node.conf, unsigned VERB..., by default
-# rollback, to a kept state that was signed.
+# End with 2 if this host pins signers and does not let $verb run without a signature: unsigned VERB... in node.conf, by default rollback.
 check_unsigned_verb() {
     if ! signed_only || [ -n "$dry_run" ]; then return 0; fi
     cap_confirm
@@ -86,7 +85,7 @@ cap_confirm() {
     confirm_within=600
 }
 
-# Put the program of the applied whole bundle where node.conf says (program PATH), and its akp-leave beside it. Automation cannot bring one.
+# Put the program of the applied whole bundle where node.conf says (program PATH), and its akp-leave beside it.
 install_program() {
     local dir
     setting program
@@ -102,8 +101,8 @@ verb_release() {
     local generation
     signed_only || die 2 "no signers are pinned here ($ETC/allowed_signers)"
     ask_verify release "$1" || die 2 "$reply"
-    counter=${reply% *} generation=${reply#* }
-    is_counter
+    generation=${reply#* }
+    take_counter "${reply% *}"
     if [ "$generation" = "$r_generation" ] && [ -z "$dry_run" ]; then
         lock
         check_age

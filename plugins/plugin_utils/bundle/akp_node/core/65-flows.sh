@@ -1,7 +1,6 @@
 # shellcheck shell=sh disable=SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Flows
-# True if UDP flows are to be looked at; reply is then the files that say to which frontends. A run that could not finish may have
-# failed to look: then all of them.
+# True if UDP flows are to be looked at; reply is the files that say to which frontends: all, if the last run could not finish.
 flows_pending() {
     local dir file
     reply=''
@@ -14,16 +13,15 @@ flows_pending() {
     [ -n "$reply" ] && { [ -n "$flows_due" ] || { [ "$dirs" != "$r_dirs" ] && ! cmp -s "$dirs/conntrack.udp" "$r_dirs/conntrack.udp"; }; }
 }
 
-# End UDP flows that are answered from where the new rules no longer send them; with $1 = count, only count them. Sets flows. Whether a
-# flow is stale depends only on where it was sent and who answers, so one delete takes exactly the stale flows that share these. What
-# cannot be listed or deleted is left to the next run, except where the kernel shows no program its flows (no ctnetlink).
+# End UDP flows that are answered from where the new rules no longer send them; with $1 = count, only count them. Sets flows. Where a flow
+# was sent and who answers make it stale, so one delete takes exactly the stale flows that share these. What cannot be listed or
+# deleted is left to the next run, except where the kernel has no ctnetlink.
 flows_apply() {
-    local families fam files n dst dport src sport
+    local fam files n dst dport src sport
     flows_pending || return 0
     files=$reply
-    families=$(awk '/^-/ { next } { sub(/^\+/, "") } /^ipv[46] / && !seen[$1]++ { print $1 }' $files) ||
-        left_unfinished "conntrack.udp cannot be read"
-    for fam in $families; do
+    for fam in ipv4 ipv6; do
+        grep -q "^+\{0,1\}$fam " $files || continue
         if ! conntrack -L -f "$fam" -p udp >"$work/flows" 2>"$work/flows.err"; then
             if [ "$1" = count ] || grep -q -e 'Invalid argument' -e "Can't open handler" -e 'not supported' "$work/flows.err"
             then warn "the UDP flows of $fam cannot be listed"; else left_unfinished "the UDP flows of $fam cannot be listed"; fi

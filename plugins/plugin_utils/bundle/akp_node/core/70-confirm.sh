@@ -1,8 +1,8 @@
-# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2153,SC2154,SC3043
 # ---------------------------------------------------------------- Confirm
-# A change that may cut its author off is applied with a term: without a confirmation this host goes back by itself. Note where to go
-# back to, start the process that waits, and only then touch the kernel: so whatever dies afterwards, the undo comes.
-# Time is counted from boot, so setting the clock changes nothing. A reboot ends the term.
+# A change that may cut its author off is applied with a term: without a confirmation this host goes back by itself. The note of where
+# to go back to comes first, then the process that waits, then the change: whatever dies, the undo comes. Time is counted from boot,
+# so setting the clock changes nothing. A reboot ends the term.
 
 # Read the note. Its last line makes it whole: without it there is none.
 read_note() {
@@ -30,8 +30,8 @@ confirm_turn() {
     while confirm_waits && [ "$u_generation" != "$b_generation" ]; do
         [ "$waited" -lt "$LOCK_WAIT" ] ||
             die 5 "locked: generation $u_generation waits for its confirmation for another $left s (akp-node confirm, akp-node rollback)"
-        unlock
-        waited=$((waited + 1))
+        exec 9>&-
+        locked='' waited=$((waited + 1))
         sleep 1
         lock
     done
@@ -49,8 +49,7 @@ confirm_arm() {
         # Without a bundle of ours, what another program has in our place is where an undo leads.
         [ -n "$r_snapshot" ] || { rm -rf "$STATE/foreign" "$STATE/foreign.new" && mkdir "$STATE/foreign.new" &&
             "${b_mode}_keep" "$STATE/foreign.new" && echo "$b_mode" >"$STATE/foreign.new/mode" &&
-            mv "$STATE/foreign.new" "$STATE/foreign"; } ||
-            confirm_cannot "what is in the kernel cannot be kept in $STATE"
+            mv "$STATE/foreign.new" "$STATE/foreign"; } || confirm_cannot "what is in the kernel cannot be kept in $STATE"
     fi
     read -r u_token </proc/sys/kernel/random/uuid
     armed=$u_token new_arm=1 u_generation=$b_generation u_boot=$boot u_within=$confirm_within
@@ -88,15 +87,14 @@ confirm_start() {
         ! has setsid || set -- setsid "$@"
         (trap '' HUP; cd /; exec "$@") </dev/null >/dev/null 2>&1 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- &
     fi
-    try=0
-    while ! confirm_guarded; do
-        try=$((try + 1))
-        [ "$try" -lt 20 ] || return 1
-        if [ "$try" -lt 12 ]; then sleep 0.05 2>/dev/null || sleep 1; else sleep 1; fi
+    for try in .05 .05 .05 .05 .05 .05 .1 .1 .5 1 1 1 1 1 1 1; do
+        ! confirm_guarded || return 0
+        sleep "0$try" 2>/dev/null || sleep 1
     done
+    confirm_guarded
 }
 
-# True if the process that waits is there. One that has ended, and that its parent has not looked after, is not.
+# True if the process that waits is there, and is no zombie.
 confirm_guarded() {
     local pid stat
     pid='' stat=''
@@ -130,22 +128,17 @@ confirm_failed() {
     if [ -z "$old_note" ]; then confirm_disarm; else write_file "$STATE/unconfirmed" "$old_note" && rm -f "$STATE/undo.pid"; fi
 }
 
-read_undone() { read_values d "$STATE/undone" generation reason time; }
-
 # Say in the answer of status what waits, and what was undone last.
 confirm_status() {
-    local overdue
-    overdue=false
+    local waiting undone overdue
+    waiting=null undone=null overdue=false
     confirm_waits || overdue=true
     json "$u_previous"
-    if [ -z "$u_token" ]; then put unconfirmed null
-    else put unconfirmed "{\"generation\": \"$u_generation\", \"previous\": $reply, \"seconds\": $left, \"overdue\": $overdue}"
-    fi
-    read_undone
+    [ -z "$u_token" ] || waiting="{\"generation\": \"$u_generation\", \"previous\": $reply, \"seconds\": $left, \"overdue\": $overdue}"
+    read_values d "$STATE/undone" $UNDONE
     json "$d_reason"
-    if [ -z "$d_generation" ]; then put undone null
-    else put undone "{\"generation\": \"$d_generation\", \"reason\": $reply, \"at\": $d_time}"
-    fi
+    [ -z "$d_generation" ] || undone="{\"generation\": \"$d_generation\", \"reason\": $reply, \"at\": $d_time}"
+    put unconfirmed "$waiting" undone "$undone"
 }
 
 # The author of the change can still reach this host: the change stays.
@@ -155,15 +148,15 @@ verb_confirm() {
     read_note
     b_mode=$r_mode
     if [ -n "$u_token" ]; then
-        [ -z "$1" ] || [ "$1" = "$u_token" ] || die 2 "that is not the token of the change that waits, generation $u_generation"
+        [ "${1:-$u_token}" = "$u_token" ] || die 2 "that is not the token of the change that waits, generation $u_generation"
         [ "$r_generation" = "$u_generation" ] || die 2 "the apply of $u_generation did not come to its end; it will be undone"
         write_file "$STATE/confirmed" "$u_token"
         confirm_disarm
         [ ! -e "$STATE/others" ] || leave_other_modes
         [ -z "$unfinished" ] || die 4 "the change stays, but what another mode has in the kernel could not be removed (see the warnings)"
         changed=true
-    elif [ -z "$1" ] || [ "$1" != "$(cat "$STATE/confirmed" 2>/dev/null)" ]; then
-        read_undone
+    elif [ "${1:-none}" != "$(cat "$STATE/confirmed" 2>/dev/null)" ]; then
+        read_values d "$STATE/undone" $UNDONE
         [ -z "$d_generation" ] || die 2 "too late: generation $d_generation was undone, as it was not confirmed; apply it again"
         die 2 "nothing waits for a confirmation here"
     fi
@@ -172,21 +165,20 @@ verb_confirm() {
     answer
 }
 
-# Wait until the term of the change $1 is over, and undo it unless it was confirmed. Whatever is in the way of an undo may go away at
-# any time: there is no last try.
+# Wait until the term of the change $1 is over, and undo it unless it was confirmed. There is no last try: whatever is in the way of an
+# undo may go away at any time.
 verb_await() {
     local tries
     tries=0
     echo "$$" >"$STATE/undo.pid"
-    confirm_waits || :
-    while [ "$u_token" = "$1" ]; do
+    while confirm_waits || [ "$u_token" = "$1" ]; do
+        [ "$u_token" = "$1" ] || return 0
         if [ "$left" -gt 0 ]; then sleep 1
         # A process of its own, so that one that fails is tried again.
         elif ! sh "$0" undo "$1" >"$STATE/undo.log" 2>&1; then
             [ "$tries" -ge 60 ] || tries=$((tries + 1))
             sleep "$tries"
         fi
-        confirm_waits || :
     done
 }
 
@@ -204,7 +196,7 @@ confirm_undo() {
     if [ -n "$back" ]; then verb_rollback "$back"; else verb_cleanup; fi
     epoch
     d_generation=$undone d_reason=$reason d_time=$reply
-    write_values d "$STATE/undone" generation reason time
+    write_values d "$STATE/undone" $UNDONE
     confirm_disarm
     say "generation $undone was $reason: undone"
     ! has logger || logger -t akp-node "generation $undone was $reason: undone, back to ${back:-nothing}" 2>/dev/null || :

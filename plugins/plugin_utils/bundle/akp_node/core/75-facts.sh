@@ -1,28 +1,27 @@
-# shellcheck shell=sh disable=SC2034,SC2153,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2153,SC2154,SC3043
 # ---------------------------------------------------------------- Facts
 HOST_TOOLS='iptables ip6tables iptables-nft iptables-legacy nft ipset ipvsadm conntrack nfacct ip flock sha256sum unshare
  curl wget ssh-keygen'
 
-# What this host is and can do. Probes run in throw-away namespaces: nothing is left behind.
+# What this host is and can do.
 verb_facts() { facts_members; answer; }
 
-# Put the facts into the answer.
+# Put the facts into the answer. Probes run in throw-away network namespaces: nothing is left behind.
 facts_members() {
-    local name list text kind
+    local name list text
     put_text hostname "$(uname -n)" kernel "$(uname -r)" akpNode "$VERSION"
-    put cpus "$(grep -c '^processor' /proc/cpuinfo)" addresses "[$(interface_addresses)]"
-    list="\"ipv4\": $(truth family_usable ip iptables), \"ipv6\": $(truth family_usable ip6 ip6tables)"
-    list="$list, \"nfacct\": $(truth nfacct_works), \"ipvs\": $(truth ipvs_works)"
-    reply=null
+    network
+    put cpus "$(grep -c '^processor' /proc/cpuinfo)" addresses "${reply% *}"
+    text=null
     if has iptables; then
-        text=$(iptables -V 2>/dev/null) || text=''
-        kind=${AKP_IPTABLES:-$r_flavour}
-        [ -n "$kind" ] || case $text in *nf_tables*) kind=nft ;; *) kind=legacy ;; esac
-        text=${text#*v}
-        json "${text%% *}"
-        reply="{\"flavour\": \"$kind\", \"version\": $reply}"
+        reply=$(iptables -V 2>/dev/null) || reply=''
+        case $reply in *nf_tables*) text=nft ;; *) text=legacy ;; esac
+        text=${AKP_IPTABLES:-${r_flavour:-$text}} reply=${reply#*v}
+        json "${reply%% *}"
+        text="{\"flavour\": \"$text\", \"version\": $reply}"
     fi
-    list="$list, \"iptables\": $reply"
+    list="\"ipv4\": $(truth family_usable ip iptables), \"ipv6\": $(truth family_usable ip6 ip6tables)"
+    list="$list, \"nfacct\": $(truth nfacct_works), \"ipvs\": $(truth ipvs_works), \"iptables\": $text"
     version_of nft add table ip akp-probe
     list="$list, \"nft\": $reply"
     version_of ipset create AKP-PROBE hash:ip
@@ -33,6 +32,8 @@ facts_members() {
     put tcpBeLiberal "$reply" tools "{$list}"
 }
 
+truth() { if "$@" >/dev/null 2>&1; then echo true; else echo false; fi; }
+
 # reply is the version of tool $1 as JSON, null if the command that the arguments make does not work here.
 version_of() {
     reply=''
@@ -40,26 +41,12 @@ version_of() {
     json "$reply"
 }
 
-truth() { if "$@" >/dev/null 2>&1; then echo true; else echo false; fi; }
-
-# reply is the first digit of a sysctl, or 0.
-switch() {
-    reply=''
-    { read -r reply <"/proc/sys/net/$1"; } 2>/dev/null || reply=${reply:-0}
-}
-
-# Print every address of every interface as JSON, loopback included.
-interface_addresses() {
-    ! has ip || ip -o addr show 2>/dev/null | awk "$quote_awk"'$3 ~ /^inet6?$/ {
-        n = split($4, part, "/")
-        printf "%s{\"interface\": %s, \"address\": \"%s\", \"prefix\": %d}", comma, quote($2), part[1], (n > 1 ? part[2] : 0)
-        comma = ", "
-    }'
-}
+# False if command $1 can have no nat table. It is tried in a throw-away network namespace, so that none appears here.
+nat_usable() { in_sandbox "$1" -t nat -N AKP-PROBE || ! in_sandbox true; }
 
 # True if rules of a family can be made here: by iptables, or by nft where there is no iptables.
 family_usable() {
-    if has iptables; then has "$2" && { in_sandbox "$2" -t nat -N AKP-PROBE || ! in_sandbox true; }
+    if has iptables; then has "$2" && nat_usable "$2"
     else has nft && in_sandbox nft add table "$1" akp-probe
     fi
 }
@@ -72,19 +59,42 @@ nfacct_works() {
 
 ipvs_works() { [ -e /proc/net/ip_vs ] || { has modprobe && modprobe -n -q ip_vs; }; }
 
-# reply is the processes of a kube-proxy that writes the tables of this network, as JSON.
-other_writers() {
-    local each
+# reply is the first digit of a sysctl, or 0.
+switch() {
     reply=''
-    for each in $(grep -lsx kube-proxy /proc/[0-9]*/comm | head -n 20); do
+    { read -r reply <"/proc/sys/net/$1"; } 2>/dev/null || reply=${reply:-0}
+}
+
+# reply is every address of every interface as JSON, loopback included, and then whether something listens on port 10249: a kube-proxy
+# within another program, as in k3s, and one that is hidden, still has its metrics there.
+network() {
+    set -- /proc/net/tcp6
+    [ -r "$1" ] || set --
+    reply=$({ ! has ip || ip -o addr show 2>/dev/null; } | awk "$quote_awk"'
+        $2 ~ /:2809$/ && $4 == "0A" { port = 1 }
+        $3 ~ /^inet6?$/ {
+            n = split($4, part, "/")
+            list = list sprintf(", {\"interface\": %s, \"address\": \"%s\", \"prefix\": %d}", quote($2), part[1], n > 1 ? part[2] : 0)
+        }
+        END { print "[" substr(list, 3) "]", port ? "true" : "false" }' - /proc/net/tcp "$@")
+}
+
+# reply is the processes of root that may be a kube-proxy and write the tables of this network, as JSON: at most 20.
+other_writers() {
+    local each count
+    reply='' count=0
+    # shellcheck disable=SC2013 # these names have no blanks
+    for each in $(grep -lsx kube-proxy /proc/[0-9]*/comm); do
         each=${each%/comm}
-        [ "$(readlink "$each/ns/net")" != "$(readlink /proc/self/ns/net)" ] || reply="$reply${reply:+, }${each#/proc/}"
+        # shellcheck disable=SC3013 # dash and busybox have it
+        [ -O "$each" ] && [ "$each/ns/net" -ef /proc/self/ns/net ] || continue
+        reply="$reply${reply:+, }${each#/proc/}" count=$((count + 1))
+        [ "$count" -lt 20 ] || break
     done
 }
 
-# What a carrier asks at every run: is the kernel still what was recorded, and is this still the host it knows? Capabilities
-# depend on this boot and on the tools there are: that is the key. routeLocalnetLeft: an earlier kube-proxy let packets to 127.0.0.0/8
-# in, and nothing in force asks for it.
+# What a carrier asks at every run: is the kernel what was recorded, and is this the host it knows? Capabilities depend on this boot and
+# the tools there are: that is the key. routeLocalnetLeft: an earlier kube-proxy let packets to 127.0.0.0/8 in; nothing asks for it now.
 verb_ask() {
     local key name facts status localnet
     facts=null localnet=false
@@ -103,9 +113,10 @@ verb_ask() {
     fi
     put_text key "$key" akpNode "$VERSION"
     other_writers
-    # One within another program, as in k3s, and one that is hidden, still has its metrics port, 10249.
-    put kubeProxy "[$reply]" kubeProxyPort "$(truth grep -qs ':2809 [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6)"
+    put kubeProxy "[$reply]"
+    network
+    put addresses "${reply% *}" kubeProxyPort "${reply##* }"
     switch netfilter/nf_conntrack_tcp_be_liberal
-    put addresses "[$(interface_addresses)]" tcpBeLiberal "$reply" routeLocalnetLeft "$localnet" facts "$facts" status "$status"
+    put tcpBeLiberal "$reply" routeLocalnetLeft "$localnet" facts "$facts" status "$status"
     answer
 }

@@ -1,8 +1,8 @@
 # shellcheck shell=sh disable=SC1091,SC2015,SC2034,SC2086,SC2153,SC2154,SC3043
 # ---------------------------------------------------------------- Verbs
-# A mode M is a set of functions M_..., listed in docs/node-program.md; the verbs know no other. DIRS is a bundle and the deltas after it.
+# A mode M is a set of functions M_..., listed in docs/node-program.md; the verbs know no other.
 
-# The kernel becomes the bundle, or goes where the delta leads; what is there already changes nothing.
+# The kernel becomes the bundle, or goes where the delta leads.
 verb_apply() {
     open_bundle "$1"
     if [ "$verb" = apply ]; then
@@ -26,13 +26,10 @@ verb_check() { verb_apply "$1"; }
 check_shrink() {
     local lost
     if [ -z "$r_generation" ] || [ "${max_removed:-100}" -ge 100 ]; then return 0; fi
-    lost=$((r_ports - b_ports))
-    if [ $((lost * 100)) -gt $((max_removed * r_ports)) ]; then
-        reply="$lost of $r_ports service ports would be removed, more than $max_removed %"
-    elif [ "$b_endpoints" -eq 0 ] && [ "$r_endpoints" -gt 0 ]; then reply="none of $r_endpoints endpoints would be left"
-    else return 0
-    fi
-    die 2 "refused: $reply. If that is meant, allow it with --max-removed 100 (kube_proxy_max_removed_percent)"
+    lost=$((r_ports - b_ports)) reply=''
+    [ $((lost * 100)) -le $((max_removed * r_ports)) ] || reply="$lost of $r_ports service ports would be removed, more than $max_removed %"
+    [ "$b_endpoints" -gt 0 ] || [ "$r_endpoints" -eq 0 ] || reply="none of $r_endpoints endpoints would be left"
+    [ -z "$reply" ] || die 2 "refused: $reply. If that is meant, allow it with --max-removed 100 (kube_proxy_max_removed_percent)"
 }
 
 # The kernel becomes $dirs, which is then recorded as bundle $1 with its first $2 deltas. The lock is held.
@@ -45,14 +42,14 @@ switch_to() {
         end_change
         return 0
     fi
-    closed_directory "$STATE"
+    closed_state
     sync_begins
     make_plan
     [ -e "$STATE/before/$b_mode" ] || { need_leave; remember; }
     keep_bundle
     keep_program
     confirm_arm
-    # A run that is cut short while it changes the mode leaves both in the kernel: the next one cleans up.
+    # A run that is cut short while it changes the mode leaves both in the kernel; the next one cleans up.
     if [ -n "$r_mode" ] && [ "$r_mode" != "$b_mode" ] && [ ! -e "$STATE/unsettled" ]; then switching=1; : >"$STATE/unsettled"; fi
     as_before=false
     sysctls_apply
@@ -71,7 +68,7 @@ switch_to() {
     end_change
 }
 
-# After a change, or without one: the release counts, terms begin or end, health checks follow, and the answer.
+# The end of a change, or of none: the release counts, terms begin or end, health checks follow, and the answer.
 end_change() {
     note_release
     confirm_end
@@ -82,7 +79,7 @@ end_change() {
 # Remove what other modes have in the kernel, ours or kube-proxy's, once the new rules are in: until then both serve.
 leave_other_modes() {
     [ "$r_mode" != "$b_mode" ] || [ -e "$STATE/unsettled" ] || [ -e "$STATE/others" ] || return 0
-    # Another program's rules stay until the first change of ours is confirmed: the undo needs only ours to go.
+    # Another program's rules stay until the first change of ours is confirmed.
     if [ -n "$armed" ] && [ -z "$r_snapshot" ]; then : >"$STATE/others"; return 0; fi
     if read_leave; then leave_others; else warn "akp-leave is not here, so what other modes may have in the kernel stays"; fi
     [ ! -e "$STATE/others" ] || rm -f "$STATE/others"
@@ -107,12 +104,10 @@ apply_delta() {
     fi
     changed=true
     if [ "$verb" = check ]; then
-        "${b_mode}_look" "$b_base" $r_dirs || need_full "the kernel does not have generation $b_base"
-        print_change
-        return 0
+        if "${b_mode}_look" "$b_base" $r_dirs; then print_change; return 0; fi
+        need_full "the kernel does not have generation $b_base"
     fi
     sync_begins
-    keep_bundle
     confirm_arm
     as_before=false dirs="$r_dirs $bundle" unset_sysctls=$r_unset
     if has_file sysctls.conf; then sysctls_apply; fi
@@ -125,13 +120,16 @@ apply_delta() {
         need_full "the kernel refused: $refused"
     fi
     trap '' HUP INT TERM
+    # It is on the disk of the record already; what a kill leaves here, the next whole bundle puts right.
+    keep_bundle
+    dirs="$r_dirs $bundle"
     "${b_mode}_settle"
     flows_apply delete
     record_state "$r_snapshot" $((r_deltas + 1))
     end_change
 }
 
-# End because only a whole bundle will do: that is no failure, and nothing was changed unless the answer says so.
+# End because only a whole bundle will do: no failure, and nothing was changed unless the answer says so.
 need_full() {
     say "a whole bundle is needed: $1"
     put changed false asBefore "$as_before"
@@ -151,9 +149,10 @@ print_change() {
     reply=$("${b_mode}_report")
     members="$members${reply:+, }${reply%, }"
     put deltas "$r_deltas" sysctls "$changed_sysctls" flows "$flows"
-    if [ -z "$confirm_within" ]; then :
-    elif confirm_waits && [ "$u_generation" = "$b_generation" ]; then put confirm "\"$u_token\"" confirmWithin "$left"
-    else put confirm null confirmWithin null
+    if [ -n "$confirm_within" ]; then
+        confirm_waits && [ "$u_generation" = "$b_generation" ] || u_token='' left=null
+        put_text confirm "$u_token"
+        put confirmWithin "$left"
     fi
     [ "$verb$verify" != check1 ] || put differences "[$(list "$work"/plan.*/detail)]"
     answer
@@ -168,6 +167,8 @@ compare_only() {
     if "${b_mode}_pending" || [ "$changed_sysctls" -gt 0 ] || [ "$r_generation" != "$b_generation" ]; then changed=true; fi
     print_change
 }
+
+# Compare the kernel with $dirs. Ends with 3 if a tool is missing or, before the first bundle of the mode, a kernel feature.
 make_plan() {
     "${b_mode}_read"
     "${b_mode}_preflight"
@@ -175,10 +176,9 @@ make_plan() {
     "${b_mode}_plan" $dirs
 }
 
-# Is what was applied still there? docs/node-program.md lists the states.
 verb_status() { status_members; answer; }
 
-# Put the state, and with --verify every difference from the record, into the answer.
+# Put the state, and with --verify every difference from the record, into the answer; docs/node-program.md lists the states.
 status_members() {
     local drift
     drift=''
@@ -204,7 +204,7 @@ find_drift() {
     reply=$(wc -l <"$work/drift")
 }
 
-# state is what the kernel has, see verb_status.
+# state is what the kernel has.
 find_state() {
     flavour=$r_flavour state=absent
     if [ -z "$r_generation" ]; then
@@ -220,7 +220,7 @@ find_state() {
     fi
 }
 
-# Print what a state says of its Services: services.jsonl of the snapshot, then the -/+ lines of the deltas.
+# Print what a state says of its Services: services.jsonl of the snapshot, then -/+ lines of the deltas.
 verb_show() {
     find_kept "${1:-$r_generation}"
     state_dirs $reply
@@ -261,14 +261,13 @@ verb_rollback() {
     replay_state $reply
 }
 
-# The kernel becomes bundle $1 with its first $2 deltas, each verified as when it came.
+# The kernel becomes bundle $1 with its first $2 deltas. Each is verified as when it came, unless a restore finds all in force.
 replay_state() {
     local dir base
     state_dirs "$1" "$2"
     dirs=$reply base=$1 previous=$r_generation
     manifest "${dirs##* }" || die 4 "the record ${dirs##* } is damaged: $refused"
     [ "$b_mode" = "$MODES" ] || run_elsewhere "$b_mode"
-    # What is recorded and in force was verified when it came.
     if [ "$verb" != restore ] || [ -n "$verify" ] || ! is_current; then
         for dir in $dirs; do
             verify "$dir" || die 4 "the record $dir is damaged: $refused"
@@ -289,8 +288,9 @@ verb_restore() {
     replay_state "$r_snapshot" "$r_deltas"
 }
 
-# Run this verb with the program of mode $1, which left a copy of itself here when it applied a state of that mode.
+# Run this verb with the program of mode $1, which left a copy of itself here.
 run_elsewhere() {
+    closed_state
     [ -f "$STATE/akp-node.$1" ] || die 3 "what is recorded is of mode $1, this program of mode $MODES (see akp program --mode $1)"
     rm -rf "$work"
     set -- "$STATE/akp-node.$1" "$verb" ${verify:+--verify} ${dry_run:+--dry-run} ${known:+--known "$known"} \
@@ -300,14 +300,12 @@ run_elsewhere() {
     exec sh "$@"
 }
 
-# Read akp-leave, which removes what modes have in the kernel: the one that was made with this program, wherever it lies. False, or the
-# end with 3, if it is not there.
+# Read the akp-leave that was made with this program, wherever it lies. False if it is not there; need_leave ends with 3.
 read_leave() {
     local file
     [ -z "$leave_read" ] || return 0
     for file in "${0%/*}/akp-leave" "$bundle/akp-leave" "$STATE/akp-leave.$MODES" "$STATE"/bundles/*/akp-leave /usr/local/sbin/akp-leave; do
         [ -f "$file" ] && cp "$file" "$work/leave" 2>/dev/null || continue
-        # What was checked is what is read.
         case $(sha256sum <"$work/leave") in "$LEAVE "*) . "$work/leave"; leave_read=1; return 0 ;; esac
     done
     return 1
@@ -342,7 +340,7 @@ verb_drain() {
     answer
 }
 
-# A change has come that is not in the kernel yet; how long that takes is what health depends on.
+# A change has come that is not in the kernel yet: health depends on how long that takes.
 sync_begins() { [ -e "$STATE/queued" ] || true 2>/dev/null >"$STATE/queued" || :; }
 
 # Publish what health checks are answered from, if this change brought it.
@@ -353,14 +351,12 @@ health_changed() {
     for name in health.conf health.counts; do
         if [ "$verb$b_kind" = applyDelta ] && ! has_file "$name"; then continue; fi
         effective "$name"
-        if [ -z "$reply" ]; then continue; fi
-        copy_file "$reply" "$STATE/$name" || warn "$STATE/$name could not be written"
-        news=1
+        [ -z "$reply" ] || { news=1; copy_file "$reply" "$STATE/$name"; } || warn "$STATE/$name could not be written"
     done
     [ -z "$news" ] || health_sync
 }
 
-# Have akp-health keep the sockets in step. What goes wrong there is a warning: the rules are in.
+# Have akp-health keep the sockets in step. What goes wrong there is a warning.
 health_sync() {
     local said
     setting health

@@ -10,7 +10,7 @@ FNR == 1 {
         split(text, word, " ")
         if (word[1] != fam || word[2] == "*" && word[4] == "-") continue
         front[word[2], word[3]] = 1
-        n = split(word[4], reply, ",")
+        n = split(word[4], reply, ","); any = word[4] ~ /^[*]/
         for (i = 1; i <= n; i++) good[word[2], word[3], reply[i]] = 1
     }
 }
@@ -18,7 +18,7 @@ $1 == "udp" {
     n = 0
     for (i = 2; i <= NF; i++) if ($i ~ /^(src|dst|sport|dport)=/) v[++n] = substr($i, index($i, "=") + 1)
     if (n < 8) next
-    from = fam == "ipv6" ? "[" v[5] "]:" v[7] : v[5] ":" v[7]
+    from = (any ? "*" : fam == "ipv6" ? "[" v[5] "]" : v[5]) ":" v[7]
     if ((v[2], v[4]) in front && !((v[2], v[4], from) in good) || ("*", v[4]) in front && !(("*", v[4], from) in good)) stale[v[2] " " v[4] " " v[5] " " v[7]]++
 }
 END { for (key in stale) print stale[key], key }

@@ -59,7 +59,7 @@ function tables(f, name,   i, j, k, n, m, row, w, on, file, found, table, line, 
             m = split(line, w, " ")
             for (j = 2 + (on = k = 0); j <= m; j++) {
                 if (w[j] ~ /:$/) k = w[j] == "both:" || w[j] == (kind == "Delta" ? "delta:" : "whole:")
-                else if (sub(/^!/, "", w[j]) && k && name == "" && !(w[j] in SIZE)) lacks(w[j], "not in the bundle")
+                else if (sub(/^!/, "", w[j]) && k && name == "" && !(w[j] in LISTED)) lacks(w[j], "not in the bundle")
                 if (k && (name == "" || w[j] == name)) { on = 1; file = w[j] }
             }
             found += on; table[m = 1] = ""

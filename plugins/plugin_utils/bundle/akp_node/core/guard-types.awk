@@ -1,11 +1,11 @@
 # guard-types.awk (after addresses.awk) - is(TYPE, WORD): may the word stand in a hole <TYPE> of a shape? fam is the family, 4 or 6.
-# ENVIRON: ACCEPT_PORTS and PROXY_PORTS "A-B"; VIP_RANGES and ENDPOINT_RANGES "CIDR,CIDR...", empty for no limit.
+# Variables: accept_ports and proxy_ports "A-B"; vip_ranges and endpoint_ranges "CIDR,CIDR...", empty for no limit.
 BEGIN {
-    split(ENVIRON["PROXY_PORTS"] == "" ? "20000-27999" : ENVIRON["PROXY_PORTS"], proxies, "-")
-    split(ENVIRON["ACCEPT_PORTS"] == "" ? "30000-32767" : ENVIRON["ACCEPT_PORTS"], range, "-")
+    RANGE["ACCEPT_PORT"] = accept_ports == "" ? "30000-32767" : accept_ports
+    RANGE["PROXY_PORT"] = proxy_ports == "" ? "20000-27999" : proxy_ports
     # Packets are never for: unspecified, loopback, link-local, multicast, broadcast; IPv4 in IPv6 (mapped, compatible, 6to4).
     pin("NEVER", "0.0.0.0/8,127.0.0.0/8,169.254.0.0/16,224.0.0.0/4,255.255.255.0/24,::/16,2002::/16,fe80::/10,ff00::/8")
-    if (!pin("VIP", ENVIRON["VIP_RANGES"]) || !pin("DEST", ENVIRON["ENDPOINT_RANGES"])) lacks("node.conf", "vip_ranges and endpoint_ranges are networks")
+    if (!pin("VIP", vip_ranges) || !pin("DEST", endpoint_ranges)) lacks("node.conf", "vip_ranges and endpoint_ranges are networks")
 }
 
 function is(type, w) {
@@ -22,14 +22,10 @@ function is(type, w) {
     if (type in SEPARATOR) return each(type, w, SEPARATOR[type])
     if (type == "NUM") return length(w) <= 10 && w ~ /^(0|[1-9][0-9]*)$/
     if (type == "DIGITS") return length(w) <= 11 && w ~ /^[0-9]+$/
-    if (type == "ACCEPT_PORT") {
+    if (type in RANGE) {
+        split(RANGE[type], range, "-")
         if (is("PORT", w) && w + 0 >= range[1] + 0 && w + 0 <= range[2] + 0) return 1
-        if (why == "") why = "only for ports " range[1] "-" range[2] " (accept_ports)"
-        return 0
-    }
-    if (type == "PROXY_PORT") {
-        if (is("PORT", w) && w + 0 >= proxies[1] + 0 && w + 0 <= proxies[2] + 0) return 1
-        if (why == "") why = "only for ports " proxies[1] "-" proxies[2] " (proxy_ports)"
+        if (why == "") why = "only for ports " RANGE[type] " (" tolower(type) "s)"
         return 0
     }
     if (type == "NET") return network(w)

@@ -1,5 +1,5 @@
 # guard.awk (after the other guard-*.awk) - every line of a bundle fits a shape, else "FILE line N: reason" and exit 1.
-#   ENVIRON: SHAPES the tables of shapes/*.txt; SIZES what wc -lc says of the files: so an awk that is blind for a null byte finds out
+#   ENVIRON: SHAPES the tables of shapes/*.txt; NAMES the files
 #   operands: kind=Bundle|Delta gen=GENERATION base=GENERATION FILE...    names as in the tables, in the order of loading
 function refuse(text) { if (!refused++) printf "%s line %d: %s\n", FILENAME, FNR, /[^ -~]/ ? "a character that is not printable ASCII" : text; exit 1 }
 function lacks(what, text) { if (!refused++) printf "%s: %s\n", what, text; exit 1 }
@@ -12,15 +12,11 @@ function reason() {
 }
 BEGIN {
     FULL = "+"
-    n = split(ENVIRON["SIZES"], row, "\n")
-    for (i = 1; i <= n; i++) if (split(row[i], word, " ") == 3 && word[3] != "total") SIZE[word[3]] = word[1] " " word[2]
+    for (i = split(ENVIRON["NAMES"], word, " "); i; i--) LISTED[word[i]]
 }
-function ended(lines) {
-    if (t != "") lacks(file " line " lines, "table " t " has no COMMIT")
-    SAW[file] = lines " " bytes; bytes = 0; begun += lines
-}
+function ended() { if (t != "") lacks(file " line " lines, "table " t " has no COMMIT") }
 FNR == 1 {
-    ended(NR - 1 - begun)
+    ended()
     file = FILENAME; fixed = file ~ /^iptables/ ? 4 : file ~ /^ip6tables/ ? 6 : 0
     if (fixed) SEEN[fixed] = 1
     fam = fixed ? fixed : 4; judged = ""
@@ -28,7 +24,7 @@ FNR == 1 {
     TOP[4] = root("4/" file "/"); TOP[6] = root("6/" file "/")
     bare = file ~ /^ip(set-|vs-|[.])/
 }
-{ bytes += length($0) + 1 }
+{ lines = FNR }
 fixed { restore(); next }
 /^(#|$)/ && !/[^ -~]/ && !bare { next }
 !fits(TOP[fam], $0 "\n") { fam = 10 - fam; judged = ""; if (!fits(TOP[fam], $0 "\n")) refuse(reason()) }
@@ -40,9 +36,7 @@ $1 == "create" || $1 == "-A" || $1 == "check" {
 bare && kind == "Bundle" && ($1 == "add" && !($2 in MADE) || $1 == "-a" && !(($2 " " $3) in MADE)) { refuse("not made in this bundle: " $0) }
 END {
     if (refused) exit 1
-    ended(NR - begun)
-    for (i in SIZE) if (SAW[i] != SIZE[i] && (SAW[i] != "" || SIZE[i] != "0 0")) lacks(i, "a byte that is no text, or no end of the last line")
+    ended()
     if (kind == "Delta" && short(gen) == short(base)) lacks("manifest.json", "base and generation begin alike")
-    if (kind == "Bundle") for (i in WANTED) if (CHAIN[i] == "") { split(i, word, "[/ ]"); lacks(WANTED[i], "jump to " word[3] ", which this bundle does not declare") }
     tables(4, ""); tables(6, "")
 }

@@ -1,7 +1,7 @@
 # Takes an archive apart into the directory dir. For each file it has a line "== NAME LINES" and then that many lines;
 # "==" alone is the end. Names are plain, so nothing can land anywhere else. With what=head only the release, its
-# signatures and the manifest are taken, which come first. Prints what is wrong, or nothing; with plain, "packed" if it is no archive.
-NR == 1 && plain && !/^== / { print "packed"; packed = 1; exit }
+# signatures and the manifest are taken, which come first. Prints what is wrong, or nothing; "packed" if it is no archive.
+NR == 1 && !/^== / { print "packed"; packed = 1; exit }
 { bytes += length($0) + 1 }
 left > 0 { print > file; if (!--left) close(file); next }
 ended { trouble = 1; exit }

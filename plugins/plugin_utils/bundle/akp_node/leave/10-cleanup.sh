@@ -4,9 +4,9 @@
 #
 # akp-leave - remove what a mode has in the kernel, ours or kube-proxy's, and nothing else.
 #
-# A part of akp-node that few runs need: the first apply, a change of the mode, cleanup, and status before the first apply. akp-node reads
-# it then into its own shell, if it has the digest that akp-node was made with. It also asks whether the kernel can do what a mode
-# needs, and notes what was there before. docs/node-program.md lists the functions of a mode.
+# A part of akp-node that few runs need: the first apply, a change of the mode, cleanup, and status before the first apply.
+# akp-node reads it then into its own shell, if it has the digest that akp-node was made with. It also asks whether the kernel can do
+# what a mode needs, and notes what was there before. docs/node-program.md lists the functions of a mode.
 ALL_MODES='iptables nftables ipvs userspace'    # rules go before the sets that they ask
 
 # reply is the modes that have something in the kernel.

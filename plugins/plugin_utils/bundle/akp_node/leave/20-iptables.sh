@@ -117,8 +117,7 @@ iptables_back() {
     leave_counters
 }
 
-# End with 3 if there can be no nat table in a family of the bundle. It is tried in a throw-away network namespace, so that none
-# appears here.
+# End with 3 if there can be no nat table in a family of the bundle.
 iptables_features() {
     local fam
     for fam in $FAMILIES; do
@@ -126,6 +125,6 @@ iptables_features() {
         [ -n "$reply" ] || continue
         case $seen in *" $flavour.$fam.nat "*) continue ;; esac
         ipt "$fam"
-        in_sandbox "$reply" -t nat -N AKP-PROBE || ! in_sandbox true || die 3 "missing kernel feature: the ipv$fam nat table for $reply"
+        nat_usable "$reply" || die 3 "missing kernel feature: the ipv$fam nat table for $reply"
     done
 }

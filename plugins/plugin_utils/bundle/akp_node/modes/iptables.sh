@@ -1,9 +1,9 @@
 # shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
 # include tools/iptables.sh
 # ---------------------------------------------------------------- Mode iptables
-# Ours are kube-proxy's chains in nat, filter and mangle, and the jumps to them. A restore file is one transaction per table.
-# The marker is the chain KUBE-PROXY-GEN-DIGITS in nat and filter, whose one rule has the whole generation as its comment.
-# $work has what was read, in FLAVOUR.FAMILY, and plan.FAMILY, a plan for each family (iptables-plan.awk).
+# Ours are kube-proxy's chains in nat, filter and mangle, and the jumps to them. A restore file is one transaction per table. The marker
+# is the chain KUBE-PROXY-GEN-DIGITS in nat and filter, with the whole generation as the comment of its one rule.
+# $work has what was read, in FLAVOUR.FAMILY, and a plan for each family, in plan.FAMILY (iptables-plan.awk).
 seen=''             # what was read: words FLAVOUR.FAMILY.WHAT, where WHAT is nat, ours, kubelet or firewall
 made_counters=''    # nfacct counters that this run made, or would make
 
@@ -23,36 +23,39 @@ iptables_preflight() {
     need iptables iptables
     for fam in $FAMILIES; do
         iptables_files "$fam" "${dirs%% *}"
-        [ -n "$reply" ] || continue
-        ipt "$fam" save
-        need "$reply" iptables
-        ipt "$fam" restore
-        need "$reply" iptables
+        [ -z "$reply" ] || for reply in save restore; do ipt "$fam" "$reply"; need "$reply" iptables; done
     done
     effective nfacct.rules
     [ ! -s "$reply" ] || need nfacct nfacct
     ! flows_pending || need conntrack conntrack
 }
 
-# True if the kernel holds the markers of generation $1 and the jumps of the bundle $2: a file of -C lines asks for both, and
-# changes nothing. It ends with 5 while another program holds the xtables lock.
+# True if the kernel holds the markers of generation $1 and the jumps of the bundle $2. Only their chains are listed, by restore input, or,
+# where a version of iptables refuses that, all. It ends with 5 while another program holds the xtables lock.
 iptables_look() {
-    local fam
+    local fam marker files
     [ -n "$flavour" ] || return 1
+    files='' marker=$(printf 'KUBE-PROXY-GEN-%013X' "0x${1%"${1#?????????????}"}")
     for fam in $FAMILIES; do
         iptables_files "$fam" "$2"
         [ -n "$reply" ] || continue
         # Jumps stand in the last file.
-        awk -v gen="$1" '/^\*mangle/, /^COMMIT/ { next }
-            /^\*/ { print $0 "\n-C KUBE-PROXY-GEN-" toupper(substr(gen, 1, 13)) " -m comment --comment " gen }
-            sub(/^-I/, "-C") || sub(/^-A PREROUTING/, "-C PREROUTING") || sub(/^-A OUTPUT/, "-C OUTPUT") || /^COMMIT/' "${reply##* }" >"$work/look" || return 1
+        files="$files have=1 $work/look.$fam have= ${reply##* }"
         # To ask for a legacy table that is not there would make it.
         iptables_tables "$fam"
         case $flavour/$reply in nft/* | *" nat "*" filter "* | *" filter "*" nat "*) ;; *) return 1 ;; esac
-        iptables_load "$fam" "$work/look" && continue
-        case $refused in *'xtables lock'*) die 5 "locked: $refused" ;; esac
-        return 1
+        printf '%s\n' '*nat' "-S $marker" '-S PREROUTING' '-S OUTPUT' '-S POSTROUTING' COMMIT \
+            '*filter' "-S $marker" '-S INPUT' '-S FORWARD' '-S OUTPUT' COMMIT >"$work/look"
+        if ! iptables_load "$fam" "$work/look" "$work/look.$fam"; then
+            case $refused in *'xtables lock'*) die 5 "locked: $refused" ;; esac
+            iptables_save "$fam" "$work/look.$fam" || return 1
+        fi
+        [ -s "$work/look.$fam" ] || return 1
     done
+    awk -v gen="$1" -v marker="$marker" 'have { if (FNR == 1) { split("", there); marked = 0 } there[$0]; marked += $1 $2 == "-A" marker && index($0, gen); next }
+        /^\*mangle/, /^COMMIT/ { next }
+        FNR == 1 && marked != 2 || (sub(/^-I/, "-A") || /^-A (PREROUTING|OUTPUT) /) && !($0 in there) { exit wrong = 1 }
+        END { exit wrong }' /dev/null $files
 }
 
 # Print the markers in the kernel. False with refused if it cannot be read.
@@ -64,15 +67,15 @@ iptables_markers() {
     done
 }
 
-# Read both flavours and choose one. Ends with 4 if the kernel cannot be read, and with 3 if both flavours are in use, which is a
-# warning of status and cleanup.
+# Read both flavours and choose one. Ends with 4 if the kernel cannot be read, and with 3 if both flavours are in use; status and
+# cleanup warn.
 iptables_read() {
     iptables_read_all || die 4 "$refused"
     [ -n "$refused" ] || return 0
     case $verb in status | ask | cleanup) warn "$refused" ;; *) die 3 "$refused" ;; esac
 }
 
-# The same: false with refused if the kernel cannot be read, true with refused if both flavours are in use.
+# Read both, too: false with refused if the kernel cannot be read, true with refused if both flavours are in use.
 iptables_read_all() {
     local fam
     for flavour in nft legacy; do
@@ -102,7 +105,7 @@ iptables_choose() {
     case $seen in *" nft."?".ours "*) nft=ours ;; *" nft."?".kubelet "*) nft=kubelet ;; esac
     case $seen in *" legacy."?".ours "*) legacy=ours ;; *" legacy."?".kubelet "*) legacy=kubelet ;; esac
     case $nft/$legacy in
-        ours/ours) refused="KUBE chains live in iptables-nft and in iptables-legacy; stop what writes to one of them and clean it (kube-proxy --cleanup), then try again" ;;
+        ours/ours) refused="KUBE chains live in iptables-nft and in iptables-legacy; stop what writes to one of them and clean it (kube-proxy --cleanup)" ;;
         / | kubelet/kubelet) ;;
         */) flavour=nft ;;
         /*) flavour=legacy ;;
@@ -139,10 +142,7 @@ iptables_wanted() {
     local fam out whole dir deltas
     fam=$1 out=$2 whole=$3 deltas=''
     shift 3
-    for dir in "$@"; do
-        iptables_files "$fam" "$dir"
-        deltas="$deltas $reply"
-    done
+    for dir; do iptables_files "$fam" "$dir"; deltas="$deltas $reply"; done
     iptables_files "$fam" "$whole"
     : >"$out"
     # A whole 1-endpoints file has the table nat only, and is large.
@@ -150,7 +150,7 @@ iptables_wanted() {
 }
 
 # Plan in directory $3 how the iptables-save text $1 becomes the text $2 (iptables-plan.awk); $4 is "keep" if rules in KUBE-FIREWALL
-# stay where none are wanted, and otherwise "own". False if there is no room.
+# stay where none are wanted, else "own". False if there is no room.
 iptables_compare() {
     local quick
     rm -rf "$3"
@@ -170,22 +170,18 @@ iptables_pending() {
     return 1
 }
 
-# Carry out the plan: all staging, then the switch of each family. If a tool refuses, our chains and jumps of both families go back
-# to what was read, and refused says why.
+# Carry out the plan: all staging, then the switch of each family. If a tool refuses, our chains and jumps of both families go back to
+# what was read, and refused says why.
 iptables_commit() {
     local fam part
     for part in stage switch; do
         [ "$part" = stage ] || trap '' HUP INT TERM
-        for fam in $FAMILIES; do
-            iptables_part "$fam" "$work/plan.$fam/$part" && continue
-            iptables_undo
-            return 1
-        done
+        for fam in $FAMILIES; do iptables_part "$fam" "$work/plan.$fam/$part" || { iptables_undo; return 1; }; done
     done
 }
 
-# Load a file of a plan, if it has lines. A version of iptables may refuse the listing in it, see iptables-plan.awk; what neither
-# inserts nor deletes rules can be loaded again.
+# Load a file of a plan, if it has lines. A version of iptables may refuse the listing in it (iptables-plan.awk); what neither inserts
+# nor deletes rules can be loaded again.
 iptables_part() {
     if [ ! -s "$2" ] || iptables_load "$1" "$2"; then return 0; fi
     grep -q '^-S$' "$2" && ! grep -q '^-[ID] ' "$2" && sed '/^-S$/d' "$2" >"$2.plain" && iptables_load "$1" "$2.plain"
@@ -205,8 +201,8 @@ iptables_undo() {
     refused=$why
 }
 
-# Load the delta in directory $1: 0 taken; 1 refused, and no table has it, or all is back to what is recorded; 2 it may be in force
-# in part. Marker and jumps of its base are checked by the kernel, in the transaction.
+# Load the delta in directory $1: 0 taken; 1 refused, and all is as recorded; 2 it may be in force in part. The kernel checks marker and
+# jumps of its base, in the transaction.
 iptables_delta() {
     local fam files load
     files='' load=''
@@ -237,8 +233,9 @@ iptables_refused() {
 }
 
 iptables_report() {
-    count_words "$made_counters"
-    printf '"counters": %d, ' "$reply"
+    # shellcheck disable=SC2086 # split into words
+    set -- $made_counters
+    printf '"counters": %d, ' $#
 }
 
 # reply is the nfacct counters of file $1 that the kernel does not have.

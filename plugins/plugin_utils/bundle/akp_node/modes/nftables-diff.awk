@@ -1,5 +1,5 @@
-# Compare facts: what is there (pass 1) with what is wanted (pass 2). plan() then says what is to be done, for nftables-write.awk; plan.ip
-# and plan.ip6 have counts and details of what differs, without the markers.
+# Compare facts: what is there (pass 1) with what is wanted (pass 2). plan() says what is to be done, for nftables-write.awk; plan.ip and
+# plan.ip6 have counts and details of what differs, without the markers.
 #   need[FAMILY, KIND, NAME]    "new": make it, "set": write the rules of a chain anew, "alter": change a set
 #   gone, less, more            objects that go, elements that go and come: commands or the end of one, numbered from 1
 #   todo[WHAT, FAMILY]          "table": make the table, "anew": make it anew, "leave": remove it
@@ -28,7 +28,7 @@ function explain(   i, n, m, a, b, left, told) {
 function wanted() {
     if (element != "") {
         if ((1, key) in head) return
-        note("more", "missing-element", "", element)
+        note("elementsAdded", "missing-element", "", element)
         if (!(("anew", f) in todo)) more[++nmore] = "add element " f " kube-proxy " name " { " element " }"
     } else if (!((1, key) in head)) note(type == "chain" ? "added" : "", "missing-" type, "new")
     else if (rules[1, key] != rules[2, key]) {
@@ -39,11 +39,11 @@ function wanted() {
 }
 function unwanted() {
     if (element == "") { note(type == "chain" ? "removed" : "", "stale-" type, (2, f) in family ? "gone" : ""); return }
-    note("fewer", "extra-element", "", element)
+    note("elementsRemoved", "extra-element", "", element)
     sub(/ (comment "[^"]*" )?: .*$/, "", element)
     if ((2, f SUBSEP type SUBSEP name) in head && !(("anew", f) in todo)) less[++nless] = "delete element " f " kube-proxy " name " { " element " }"
 }
-function plan(   i) {
+function plan(   i, text, sort) {
     for (f in IPV) {
         if ((1, f) in family && !((2, f) in family)) todo["leave", f]
         if ((2, f) in family && !((1, f) in family)) todo["table", f]
@@ -58,9 +58,9 @@ function plan(   i) {
     for (i = 1; i <= n[1]; i++) if (!((2, order[1, i]) in head)) { load(order[1, i]); unwanted() }
     tasks += nmore + nless
     for (f in IPV) {
-        i = sprintf("{\"added\": %d, \"changed\": %d, \"removed\": %d, \"same\": %d", sum["added", f], sum["changed", f], sum["removed", f], sum["same", f])
-        i = i sprintf(", \"elementsAdded\": %d, \"elementsRemoved\": %d}", sum["more", f], sum["fewer", f])
-        print quote(IPV[f]) ": " i > (work "/plan." f "/counts")
+        i = split("added changed removed same elementsAdded elementsRemoved", sort, " ")
+        for (text = "}"; i; i--) text = ", \"" sort[i] "\": " sum[sort[i], f] + 0 text
+        print quote(IPV[f]) ": {" substr(text, 3) > (work "/plan." f "/counts")
         printf "" > DETAIL[f]
     }
 }

@@ -1,8 +1,8 @@
-# shellcheck shell=sh disable=SC2034,SC2086,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2086,SC2154,SC3043
 # ---------------------------------------------------------------- Mode nftables
-# Ours are the tables kube-proxy of the families ip and ip6. The marker of a generation is the empty chain gen-GENERATION in each.
-# Work files: nft.listing is what the kernel lists; if it is not there, the kernel is what the record says. nft.wanted, nft.actual and
-# nft.listed are facts (nftables-replay.awk). nft/ is a plan: transactions (nftables-write.awk).
+# Ours are the tables kube-proxy of the families ip and ip6. The marker is the empty chain gen-GENERATION in each.
+# Work files: nft.listing is what the kernel lists; without it, the kernel is what the record says. nft.wanted, nft.actual and
+# nft.listed are facts (nftables-replay.awk), nft/ a plan: transactions (nftables-write.awk).
 
 nftables_shapes() { shapes=$nftables_shapes; }
 
@@ -15,7 +15,7 @@ nft_files() {
     done
 }
 
-# reply is the families of the bundle in a directory. False if they cannot be told: an empty kernel would fit a bundle without any.
+# reply is the families of the bundle in a directory. False if they cannot be told.
 nft_families() {
     local found
     found=$(grep '^add table ' "$1/nftables-1-endpoints.nft") || return 1
@@ -25,31 +25,28 @@ nft_families() {
 # Run nft; with -f FILE one transaction, all or nothing. False with refused: its message and the command it is about.
 nft_load() { nft "$@" >/dev/null 2>"$work/err" || { first_lines "$work/err"; return 1; }; }
 
-# Is chain $2 in the table of family $1? 0 yes, 1 no, 2 nft does not tell. It pretends to delete it, which lists nothing.
-nft_there() {
-    nft_load -c delete chain "$1" kube-proxy "$2" && return 0
-    case $refused in *'No such file'*) return 1 ;; esac
-    return 2
-}
-
-# True if the markers of generation $1 and the jumps are there in the families of the bundle in $2, and no table in another one. nft
+# True if the markers of generation $1 and the jumps are there in the families of the bundle in $2, and no table in another. nft
 # pretends to delete markers, which works; chains that base chains jump to, which are busy; and a table that is not there.
 nftables_look() {
-    local f c line busy
+    local f c text
     has nft && nft_families "$2" || return 1
+    text=''
     for f in ip ip6; do
-        case " $reply " in *" $f "*) ;; *) echo "delete table $f kube-proxy"; continue ;; esac
+        case " $reply " in *" $f "*) ;; *) text="$text${NL}delete table $f kube-proxy"; continue ;; esac
         for c in "gen-$1" nodeport-endpoints-check service-endpoints-check firewall-check cluster-ips-check services masquerading; do
-            echo "delete chain $f kube-proxy $c"
+            text="$text${NL}delete chain $f kube-proxy $c"
         done
-    done >"$work/nft.look"
-    ! nft -c -f "$work/nft.look" >/dev/null 2>"$work/err" || return 1
-    busy=0
-    while IFS= read -r line; do
-        case $line in *'esource busy'*) busy=$((busy + 1)) ;; *'No such file'*) busy=$((busy + 100)) ;; esac
-    done <"$work/err"
-    case $reply/$busy in 'ip ip6/12' | ip/106 | ip6/106) return 0 ;; esac
-    return 1
+    done
+    text=$(printf '%s\n' "$text" | nft -c -f - 2>&1) && return 1
+    case $reply/$text in
+        'ip ip6'/*'No such file'* | ip*/*'No such file'*'No such file'*) return 1 ;;
+        'ip ip6'/*) f=12 ;;
+        *'No such file'*) f=6 ;;
+        *) return 1 ;;
+    esac
+    while [ "$f" -gt 0 ]; do
+        case $text in *'esource busy'*) text=${text#*'esource busy'} f=$((f - 1)) ;; *) return 1 ;; esac
+    done
 }
 
 # Print the markers that are in the kernel. False with refused if it cannot be read.
@@ -80,8 +77,8 @@ nft_list() {
     done <"$work/nft.tables"
 }
 
-# Read the kernel, or learn by a look that it is what the record says. Not if a run was cut short: then chains may be there that no
-# bundle names. Ends with 4 if it cannot be read: what cannot be listed must not be taken for what is not there.
+# Read the kernel, or learn by a look that it is what the record says; not if a run was cut short, which may leave chains that no
+# bundle names. Ends with 4 if it cannot be read: that is not the same as empty.
 nftables_read() {
     rm -f "$work/nft.listing"
     if ! has nft; then : >"$work/nft.listing"
@@ -103,12 +100,11 @@ nft_replay() {
 
 nft_unplanned() { die 3 "the plan could not be made (is $RUN full?)"; }
 
-# Plan the way from the facts in $1 to those in $2: counts, details and transactions, with the text of the facts in $3.
+# Plan in directory $1 the way from the facts in $2 to those in $3: counts, details and transactions, with the text of $work/nft.wanted.
 nft_transactions() {
-    mkdir "$work/nft" "$work/plan.ip" "$work/plan.ip6" || nft_unplanned
-    awk -v work="$work" -v out="$work/nft" -v CHUNK="$CHUNK" -v witness="taken-$$" "$quote_awk$nftables_diff_awk$nftables_write_awk" \
-        pass=1 "$1" pass=2 "$2" pass=3 "$3" || nft_unplanned
-    room || nft_unplanned
+    mkdir "$1/nft" "$1/plan.ip" "$1/plan.ip6" || nft_unplanned
+    awk -v work="$1" -v out="$1/nft" -v CHUNK="$CHUNK" -v witness="taken-$$" "$quote_awk$nftables_diff_awk$nftables_write_awk" \
+        pass=1 "$2" pass=2 "$3" pass=3 "$work/nft.wanted" && room || nft_unplanned
 }
 
 # Plan the change to what DIRS lead to.
@@ -124,44 +120,38 @@ nftables_plan() {
         nft_as_listed "$1"
         to=$work/nft.listed
     fi
-    nft_transactions "$from" "$to" "$work/nft.wanted"
+    nft_transactions "$work" "$from" "$to"
 }
 
-# Write nft.listed: what is wanted, as this kernel and this nft list it, since a listing can only be compared with another listing. It is
-# loaded into a network namespace of its own. Without one, attributes are taken for equal, and a rule that the listing writes
-# differently counts as different and is written again: good enough to make a change, not to name one.
+# Write nft.listed: what is wanted, as this kernel and this nft list it, since a listing can only be compared with another one. $1 is
+# the bundle. It is loaded into a network namespace of its own. Without one, attributes are taken for equal, and a rule that the
+# listing writes differently is written again: good enough to make a change, not to name one.
 nft_as_listed() {
-    if in_sandbox true; then
-        nft_aside "$1" || die 3 "the bundle could not be loaded into a network namespace of its own: $refused"
-        { awk "$nftables_facts_awk" "$work/aside/listing" >"$work/nft.listed" && [ -s "$work/nft.listed" ]; } || nft_unplanned
-        rm -rf "$work/aside"
+    if ! in_sandbox true; then
+        case $verb in status | ask) die 3 "missing tool: unshare (package util-linux), or the right to use it, which a comparison needs" ;; esac
+        awk -F '\t' -v OFS='\t' '{ key = $1 FS $2 FS $3 }
+            FNR == NR { if ($4 == "H") head[key] = $5; next }
+            $4 == "H" && key in head && $3 !~ /^affinity-/ { $5 = head[key] }
+            { print }' "$work/nft.actual" "$work/nft.wanted" >"$work/nft.listed" || nft_unplanned
         return 0
     fi
-    [ "$verb" != status ] || die 3 "missing tool: unshare (package util-linux), or the right to use it, which a comparison needs"
-    awk -F '\t' -v OFS='\t' '{ key = $1 FS $2 FS $3 }
-        FNR == NR { if ($4 == "H") head[key] = $5; next }
-        $4 == "H" && key in head && $3 !~ /^affinity-/ { $5 = head[key] }
-        { print }' "$work/nft.actual" "$work/nft.wanted" >"$work/nft.listed" || nft_unplanned
-}
-
-# List what is wanted, loaded into an empty network namespace, into aside/listing; $1 is the bundle. False with refused.
-nft_aside() {
-    local wanted="$work/nft.wanted" work="$work/aside"
-    refused="the bundle cannot be read"
-    nft_families "$1" && mkdir "$work" || return 1
-    nft_transactions /dev/null "$wanted" "$wanted"
+    { mkdir "$work/aside" && nft_families "$1"; } || nft_unplanned
+    nft_transactions "$work/aside" /dev/null "$work/nft.wanted"
     # A family that cannot be listed would be one that is not wanted.
     # shellcheck disable=SC2016 # for the other shell
     unshare -n sh -c 'for f in "$0"/stage.* "$0"/switch; do [ ! -e "$f" ] || nft -f "$f" || exit 1; done
-        for f; do nft list table "$f" kube-proxy || exit 1; done' "$work/nft" $reply >"$work/listing" 2>"$work/err" && return 0
-    first_lines "$work/err"
-    return 1
+        for f; do nft list table "$f" kube-proxy || exit 1; done' "$work/aside/nft" $reply >"$work/aside/listing" 2>"$work/err" || {
+        first_lines "$work/err"
+        die 3 "the bundle could not be loaded into a network namespace of its own: $refused"
+    }
+    { awk "$nftables_facts_awk" "$work/aside/listing" >"$work/nft.listed" && [ -s "$work/nft.listed" ]; } || nft_unplanned
+    rm -rf "$work/aside"
 }
 
 nftables_pending() { [ -s "$work/nft/switch" ]; }
 
 # ---------------------------------------------------------------- nftables: commit
-# Carry out the plan. If the kernel refuses although it looked like the record, a listing may tell why, and another plan helps.
+# Carry out the plan. If the kernel refuses although it looked like the record, a plan from a listing may help.
 nftables_commit() {
     local first
     nft_carry_out && return 0
@@ -178,31 +168,32 @@ nftables_commit() {
 
 # Load the transactions of the plan. False with refused: then the kernel is as before, or left_unfinished says what is not.
 nft_carry_out() {
-    local found file
-    found=''
-    [ ! -e "$STATE/unsettled" ] || found=1
+    local found file fam chain status
+    if [ -e "$STATE/unsettled" ]; then found=1; else found=''; fi
     : >"$STATE/unsettled"
     for file in "$work/nft"/stage.*; do
         [ ! -e "$file" ] || nft_load -f "$file" || { nft_unstage "$found"; return 1; }
     done
     trap '' HUP INT TERM
     # Both families switch in one transaction: all of it, or the kernel stays as it was.
-    if nft_load -c -f "$work/nft/switch" && { nft_load -f "$work/nft/switch" || nft_taken; }; then
-        nft_drop "$work/nft/drop"
-        return 0
+    read -r fam chain <"$work/nft/witness"
+    status=1
+    if nft_load -c -f "$work/nft/switch"; then
+        status=0
+        nft_load -f "$work/nft/switch" || nft_taken "$fam" "$chain" || status=$?
     fi
-    nft_unstage "$found"
-    return 1
+    [ "$status" != 2 ] || left_unfinished "whether the kernel has the new rules could not be told"
+    if [ "$status" = 0 ]; then nft_drop "$work/nft/drop"; else nft_unstage "$found"; fi
+    return "$status"
 }
 
-# True if the kernel has taken the switch although nft failed: a tool can die on its way back.
+# Has the kernel taken a transaction although nft failed, which can die on its way back? It made chain $2 in the table of family $1: 0
+# yes, 1 no, 2 not to be told. nft pretends to delete the chain, which lists nothing.
 nft_taken() {
-    local f name first status
+    local first status
     first=$refused status=0
-    read -r f name <"$work/nft/witness"
-    nft_there "$f" "$name" || status=$?
+    nft_load -c delete chain "$1" kube-proxy "$2" || case $refused in *'No such file'*) status=1 ;; *) status=2 ;; esac
     refused=$first
-    [ "$status" != 2 ] || left_unfinished "whether the kernel has the new rules could not be told"
     return "$status"
 }
 
@@ -215,8 +206,8 @@ nft_unstage() {
     refused=$first
 }
 
-# Delete the chains of file $1, if there is one, which nothing refers to any more. Where the kernel is not ready it is asked again. What stays
-# is empty; the next run lists the tables and tries again.
+# Delete the chains of file $1, if there is one, which nothing refers to any more; a kernel may not be ready at once. What stays is
+# empty, and the next run tries again.
 nft_drop() {
     local pause
     for pause in 1 2 0; do
@@ -231,27 +222,16 @@ nft_drop() {
 # Load a delta: one transaction, so there is nothing to undo, then the drop of what it emptied. An nft that died after the kernel had
 # taken the transaction is no refusal.
 nftables_delta() {
-    local drop file first status
+    local drop
     drop=$1/nftables-4-drop.nft
     nft_files "$1"
     set -- ${reply%"$drop"}
-    file=$1 status=0
-    if [ $# -gt 1 ]; then
-        file=$work/delta
-        cat "$@" >"$file" || { refused="the delta cannot be read (is $RUN full?)"; return 1; }
-    fi
+    [ $# = 1 ] || { cat "$@" >"$work/delta" && set -- "$work/delta"; } || { refused="the delta cannot be read (is $RUN full?)"; return 1; }
     trap '' HUP INT TERM
-    if ! nft_load -f "$file"; then
-        first=$refused
-        nft_families "${r_dirs%% *}" || return 2
-        nft_there "${reply%% *}" "gen-$b_generation" || status=$?
-        refused=$first
-        [ "$status" = 0 ] || return "$status"
-    fi
+    nft_load -f "$1" || { nft_families "${r_dirs%% *}" || :; nft_taken "${reply%% *}" "gen-$b_generation"; } || return "$?"
     nft_drop "$drop"
 }
 
-# ---------------------------------------------------------------- nftables: answers
 # Nothing is needed beside the tables.
 nftables_report() { :; }
 nftables_settle() { :; }

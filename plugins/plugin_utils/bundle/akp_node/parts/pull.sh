@@ -309,7 +309,7 @@ pull() {
     case $fetched in
         offline | absent) warn "nothing could be pulled, this node keeps what it has: $reason" ;;
         unchanged) awk -v now="$(date +%s)" '$1 == "expires" { exit $2 + 0 <= now + 0 }' "$PULL/release" ||
-            warn "the release that this node has expired: nobody publishes any more (or is the clock of this host wrong?)" ;;
+            warn "the release that this node has expired: no new one is published (or is the clock of this host wrong?)" ;;
     esac
     counter=null
     [ ! -r "$STATE/counter" ] || read -r counter <"$STATE/counter" || :

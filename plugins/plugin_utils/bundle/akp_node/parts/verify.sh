@@ -61,7 +61,7 @@ verify_signatures() {
             case $who in *nknown\ option* | *llegal\ option* | *nsupported\ operation* | *sage*)
                 fail 3 "missing feature: ssh-keygen -Y (OpenSSH 8.2 or newer), without it releases cannot be verified" ;;
             esac
-            refused="${sig##*/} is of nobody in $ETC/allowed_signers, or broken"
+            refused="${sig##*/} is broken, or of a signer who is not in $ETC/allowed_signers"
             continue
         }
         who=${who%%"$NL"*} who=${who%%,*}
@@ -94,7 +94,7 @@ count_signers() {
 # enough signers, malformed, of another cluster, expired or replayed.
 read_release() {
     local cluster expires covered now applied
-    verify_signatures "$1" || fail 2 "the release is not signed by anybody allowed: $refused"
+    verify_signatures "$1" || fail 2 "the release is not signed by an allowed signer: $refused"
     reply=$(awk -v wanted="$2" "$release_awk" "$1/release") || fail 3 "the release cannot be read"
     case $reply in 'bad '*) fail 2 "release: ${reply#bad }" ;; esac
     read -r cluster counter expires covered <<END
@@ -155,7 +155,7 @@ verify_kept() {
 file_kind() {
     case $1 in
         iptables-1-endpoints.rules | ip6tables-1-endpoints.rules | nftables-1-endpoints.nft | nftables-4-drop.nft) reply=endpoints ;;
-        ipset-2-endpoints.rules | ipvs-2-endpoints.rules | health.counts) reply=endpoints ;;
+        ipset-2-endpoints.rules | ipvs-2-endpoints.rules | haproxy.diff | health.counts) reply=endpoints ;;
         conntrack.udp | conntrack.udp.diff | services.jsonl | services.jsonl.diff) reply=endpoints ;;
         iptables-2-dispatch.rules | ip6tables-2-dispatch.rules | nftables-2-dispatch.nft) reply=dispatch ;;
         iptables.rules | ip6tables.rules) reply=marked ;;    # ipvs mode: frontends, and the marker of the generation

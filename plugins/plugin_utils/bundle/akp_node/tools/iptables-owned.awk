@@ -5,21 +5,10 @@ function is_owned(t, c) {
         t == "nat" && (is_service(c) || c ~ /^KUBE-(SERVICES|NODEPORTS|POSTROUTING|MARK-MASQ|NODE-PORT|LOAD-BALANCER|(PORTALS|NODEPORT)-(CONTAINER|HOST))$/) ||
         t == "filter" && c ~ /^KUBE-((EXTERNAL-)?SERVICES|FORWARD|NODEPORTS|((PROXY|SOURCE-RANGES)-)?FIREWALL|NODE-PORT|NODEPORT-NON-LOCAL|IPVS-(OUT-)?FILTER)$/)
 }
-function is_jump(t, rule) {
+# A jump has at most one match beside a comment of kube-proxy. kubelet has KUBE-FIREWALL without one, too.
+function is_jump(t, rule,   c) {
     if (!sub(/^-A (INPUT|FORWARD|OUTPUT|PREROUTING|POSTROUTING) ((-m conntrack --ctstate NEW |-m addrtype --dst-type LOCAL )?-m comment --comment )?/, "", rule)) return 0
-    return index("\n" JUMPS "\n", "\n" t " " rule "\n")
-}
-BEGIN {
-    JUMPS = "filter -j KUBE-FIREWALL\nnat \"kubernetes service portals\" -j KUBE-SERVICES\n" \
-        "nat \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n" \
-        "filter \"kubernetes externally-visible service portals\" -j KUBE-EXTERNAL-SERVICES\n" \
-        "filter \"kubernetes health check service ports\" -j KUBE-NODEPORTS\nfilter \"kubernetes service portals\" -j KUBE-SERVICES\n" \
-        "filter \"kubernetes forwarding rules\" -j KUBE-FORWARD\nfilter \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL\n" \
-        "filter \"kubernetes health check rules\" -j KUBE-NODE-PORT\nfilter \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL\n" \
-        "filter \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER\n" \
-        "nat \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-CONTAINER\n" \
-        "nat \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-HOST\n" \
-        "nat \"handle service NodePorts; NOTE: this must be the last rule in the chain\" -j KUBE-NODEPORT-CONTAINER\n" \
-        "nat \"handle service NodePorts; NOTE: this must be the last rule in the chain\" -j KUBE-NODEPORT-HOST\n" \
-        "filter \"Ensure that non-local NodePort traffic can flow\" -j KUBE-NODEPORT-NON-LOCAL\nfilter \"kubernetes ipvs access filter\" -j KUBE-IPVS-OUT-FILTER"
+    c = substr(rule, index(rule, "-j ") + 3)
+    return t != "mangle" && is_owned(t, c) && !is_service(c) && (rule == "-j KUBE-FIREWALL" ||
+        rule ~ /^"(kube(rnetes|-proxy) [a-z -]+|handle (ClusterIPs|service NodePorts); NOTE: this must be [a-zA-Z ]+|Ensure that non-local NodePort traffic can flow)" -j KUBE-[A-Z-]+$/)
 }

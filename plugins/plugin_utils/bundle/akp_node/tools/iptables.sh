@@ -42,11 +42,12 @@ iptables_save() {
     return 1
 }
 
-# Load file $2 of restore input in family $1, a transaction per table. On failure refused has the message and the line.
+# Load file $2 of restore input in family $1, a transaction per table; what it lists goes to file $3. On failure refused has the message
+# and the line.
 iptables_load() {
     local line
     ipt "$1" restore
-    "$reply" -w 5 --noflush <"$2" >/dev/null 2>"$work/err" && return 0
+    "$reply" -w 5 --noflush <"$2" >"${3:-/dev/null}" 2>"$work/err" && return 0
     first_lines "$work/err" "$reply"
     case $refused in *[Ll]ine\ [0-9]* | *[Ll]ine:\ [0-9]*)
         line=${refused##*[Ll]ine} line=${line#:} line=${line# } line=${line%%[!0-9]*}

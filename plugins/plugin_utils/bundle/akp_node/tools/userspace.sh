@@ -20,10 +20,19 @@ proxy_runs() {
     { read -r _ name is _ <"/proc/$reply/stat"; } 2>/dev/null && [ "$name" = "($1)" ] && [ "$is" != Z ]
 }
 
+# End the workers that proxy $1 left when it was killed: those of nginx live on, and have its ports.
+proxy_orphans() {
+    local pid
+    proxy_directory "$1"
+    if by_systemd || ! { read -r pid <"$reply/$1.pid"; } 2>/dev/null; then return 0; fi
+    cat /proc/[0-9]*/stat 2>/dev/null | awk -v name="($1)" -v group="$pid" '$2 == name && $5 == group { print $1 }' |
+        while read -r pid; do kill -9 "$pid" 2>/dev/null || :; done
+}
+
 # End proxy $1, with all its connections. False with refused if it stays.
 proxy_stop() {
     local try pid
-    proxy_runs "$1" || return 0
+    proxy_runs "$1" || { proxy_orphans "$1"; return 0; }
     pid=$reply refused="$1 cannot be stopped"
     proxy_unit "$1"
     if by_systemd; then systemctl stop "$reply" 2>/dev/null; else kill "$pid" 2>/dev/null; fi || :
