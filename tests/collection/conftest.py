@@ -24,6 +24,8 @@ def nodes(shared_lab: Lab) -> Lab:
     for node in shared_lab.nodes:
         node.run(["sh", str(PROGRAM), "cleanup"])
         node.run(["sh", "-c", "rm -rf /usr/local/sbin/* /usr/local/bin/* /var/lib/akp"])
+        # A node that was given back to kube-proxy keeps the settings that kube-proxy needs as well.
+        node.run(["sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0"])
     return shared_lab
 
 
