@@ -159,6 +159,20 @@ def test_overlay_networks_have_endpoints_for_addresses_of_services_and_for_the_s
     assert balancer["SourceVIP"] == "10.244.1.254"
 
 
+def test_the_first_port_decides_for_the_health_check_that_ports_share_whose_address_it_has_on_overlay_networks() -> (
+    None
+):
+    slices = [
+        slice_of("inside", endpoint(HERE, node="w1")),
+        slice_of("outside", endpoint("203.0.113.9", node=None)),
+    ]
+    services = [service(name, type="LoadBalancer", ingress=("192.0.2.8",)) for name in ("inside", "outside")]
+    facts = {**OVERLAY, "rootEndpoint": "10.244.1.2"}
+    made = hns(*services, *slices, facts=facts, sourceVip="10.244.1.254", forwardHealthCheckVip=True)
+    (check,) = [each for each in made["loadBalancers"] if each["HostComputeEndpoints"] == ["10.244.1.2"]]
+    assert check["SourceVIP"] == "10.244.1.254"
+
+
 @pytest.mark.parametrize("address", ["203.0.113.9", "172.18.0.12"])
 def test_to_what_is_no_pod_an_overlay_node_speaks_with_its_own_address(address: str) -> None:
     outside = slice_of("web", endpoint(address, node=None))
