@@ -170,11 +170,16 @@ def test_a_delta_that_was_carried_out_and_yet_failed_is_taken(host: Host, tmp_pa
     assert (status["state"], status["drift"], status["generation"]) == ("applied", 0, new.generation)
 
 
-def test_a_delta_that_was_killed_after_its_transaction_is_taken_the_next_time(host: Host, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropped", ["", "nftables-4-drop.nft"], ids=["before its drop", "after its drop"])
+def test_a_delta_that_was_killed_after_its_transaction_is_taken_the_next_time(
+    host: Host, tmp_path: Path, dropped: str
+) -> None:
     old, new = shop("10.244.1.1", extra=large(1)), shop("10.244.1.2")
     host.apply(write(old, tmp_path / "a"))
     write_delta(delta(old, new), new, tmp_path / "delta")
     host.sh(f"cat {tmp_path}/delta/nftables-[123]-*.nft | nft -f -")
+    if dropped:
+        host.sh(f"nft -f {tmp_path}/delta/{dropped}")
     assert host.akp("status").json["state"] == "foreign"
     result = host.akp("apply", tmp_path / "delta")
     assert (result.code, result.json["changed"]) == (0, True), result.stdout + result.stderr
