@@ -281,6 +281,10 @@ kube_proxy:
   type: list
   elements: str
   returned: O(state=gathered)
+kube_proxy_runs:
+  description: Whether a kube-proxy runs there now, by its process or its metrics port.
+  type: bool
+  returned: O(state=gathered)
 drift:
   description: How many differences there are between what was applied and what is there, if all rules were compared.
   type: int

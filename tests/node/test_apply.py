@@ -212,6 +212,15 @@ def test_a_sysctl_changed_by_somebody_else_is_set_again(nft_host: Host, tmp_path
     assert nft_host.sh("sysctl -n net.ipv4.conf.all.route_localnet") == "1\n"
 
 
+def test_a_sysctl_whose_old_value_cannot_be_noted_keeps_it(nft_host: Host, tmp_path: Path) -> None:
+    nft_host.apply(bundles.simple(tmp_path / "a"))
+    nft_host.sh(f"rm {nft_host.state}/before/sysctls; mkdir {nft_host.state}/before/sysctls")
+    bundle = bundles.simple(tmp_path / "b", sysctls_conf="net.ipv4.conf.all.route_localnet = 1\n")
+    result = nft_host.akp("apply", bundle)
+    assert (result.code, "is the disk full" in result.json["error"]) == (3, True), result.stdout
+    assert nft_host.sh("sysctl -n net.ipv4.conf.all.route_localnet") == "0\n"
+
+
 def test_a_sysctl_of_the_initial_namespace_is_a_warning(nft_host: Host, tmp_path: Path) -> None:
     bundle = bundles.simple(tmp_path / "a", sysctls_conf="net.netfilter.nf_conntrack_max = 77777\n")
     answer = nft_host.apply(bundle)

@@ -36,6 +36,11 @@ def signs(answer: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def runs(answer: Mapping[str, Any]) -> bool:
+    """Whether one runs now, by its process or its port; what it wrote may be older than that."""
+    return bool(answer.get("kubeProxy") or answer.get("kubeProxyPort"))
+
+
 def _written(status: Mapping[str, Any]) -> list[str]:
     """Chains and virtual servers of Services that are in the kernel and in nothing that was applied.
 

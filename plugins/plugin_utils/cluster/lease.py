@@ -27,6 +27,7 @@ _NAME = re.compile("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _TEXTS = ("holderIdentity", "acquireTime", "renewTime")
 _NUMBERS = ("leaseDurationSeconds", "leaseTransitions")
 _LOOK_SECONDS = 0.3
+_LONGEST_LOOK = 60.0  # whatever the Lease says: a holder renews it several times a minute
 
 
 class InvalidLease(UserError):
@@ -106,7 +107,7 @@ class LeaseObject:
     def leader(self) -> str:
         """Who holds the Lease and keeps renewing it; empty if none does. That takes until the next renewal to tell."""
         first = last = self.read()
-        deadline = time.monotonic() + first.seconds
+        deadline = time.monotonic() + min(first.seconds, _LONGEST_LOOK)
         while last.holder and last.version == first.version and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             last = self.read()

@@ -104,7 +104,7 @@ def release(visit: Visit) -> dict[str, Any]:
     there = gather(visit)
     if not there["generation"]:
         return visit.unchanged("")
-    if not there["kube_proxy"]:
+    if not there["kube_proxy_runs"]:
         raise AsBefore(f"kube-proxy does not run on {visit.host}, so its rules would be left to nothing")
     if there["mode"] == "userspace" or visit.way.restricted:
         why = "its connections pass proxies" if there["mode"] == "userspace" else "its account may run akp-node only"
@@ -124,7 +124,10 @@ def _elsewhere(command: Command, state_dir: str) -> Command:
     """
     settings = shlex.quote(f"{state_dir}/before/sysctls")
     text = (
-        f"kept={settings}.kept; [ ! -f {settings} ] || {{ cp {settings} $kept && : >{settings}; }}; "
+        # A copy of a run that was killed is the only one: it is not written over.
+        f"kept={settings}.kept; "
+        f"[ ! -f {settings} ] || [ -f $kept ] || {{ cp {settings} $kept.new && mv $kept.new $kept; }} || exit 3; "
+        f"[ ! -f $kept ] || : >{settings} || exit 3; "
         f"unshare -n sh -c {shlex.quote(command.text)}; code=$?; [ ! -f $kept ] || mv $kept {settings}; exit $code"
     )
     return dataclasses.replace(command, text=text)

@@ -60,7 +60,11 @@ def gather(visit: Visit) -> dict[str, Any]:
     drifted = report.drift_lines(visit.host, status, recorded)
     if drifted or visit.request.verify:
         note_drift(visit.work, visit.host, visit.name, found=bool(drifted))
-    return {**_result(visit, facts, status, drifted), "kube_proxy": rivals}
+    return {
+        **_result(visit, facts, status, drifted),
+        "kube_proxy": rivals,
+        "kube_proxy_runs": rival.runs(answer.result),
+    }
 
 
 def _facts(visit: Visit, answer: Answer, known: Mapping[str, Any]) -> dict[str, Any]:

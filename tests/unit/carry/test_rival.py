@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentless_kube_proxy.carry.rival import signs, told
+from agentless_kube_proxy.carry.rival import runs, signs, told
 
 STALE = {"kind": "stale-chain", "family": "ipv4", "table": "nat"}
 
@@ -42,6 +42,14 @@ def test_a_virtual_server_that_stands_in_a_set_too_is_a_fresh_write_of_ipvs_mode
     listed = {"kind": "extra-entry", "table": "ipset", "name": "KUBE-CLUSTER-IP", "value": entry}
     assert signs(status(made, listed)) == [f"since the last apply, something wrote ipvs {server}"]
     assert signs(status(made)) == signs(status(listed)) == [], "made by hand"
+
+
+def test_what_it_wrote_does_not_say_that_it_runs_now() -> None:
+    written = status({**STALE, "chain": "KUBE-SEP-ABCDEFGH234567AB"})
+    assert signs(written) != []
+    assert not runs(written)
+    assert runs({**written, "kubeProxy": [7]})
+    assert runs({**written, "kubeProxyPort": True})
 
 
 def test_many_are_counted() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentless_kube_proxy.cluster import lease as leases
 from agentless_kube_proxy.cluster.access import Access
 from agentless_kube_proxy.cluster.lease import InvalidLease, Lease, LeaseObject
 from agentless_kube_proxy.cluster.refusals import Forbidden, NotServed, Unreachable
@@ -231,6 +232,16 @@ def test_a_playbook_learns_who_leads_and_takes_no_dead_holder_for_a_leader(serve
     assert lease.leader() == "", "it was given back"
     dead = {"holderIdentity": "dead", "leaseDurationSeconds": 1}
     server.object = {**server.object, "spec": dead}
+    assert lease.leader() == ""
+
+
+@pytest.mark.parametrize("seconds", [2**31 - 1, 10**400])
+def test_a_lease_that_says_it_holds_for_years_does_not_hold_a_playbook_up(
+    server: Any, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    monkeypatch.setattr(leases, "_LONGEST_LOOK", 0.5)
+    lease = LeaseObject(Access(host=server.url, api_key="x"), "kube-system/akp-watch", timeout=2.0)
+    server.object = {**server.object, "spec": {"holderIdentity": "dead", "leaseDurationSeconds": seconds}}
     assert lease.leader() == ""
 
 

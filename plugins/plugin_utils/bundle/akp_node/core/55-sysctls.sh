@@ -1,4 +1,4 @@
-# shellcheck shell=sh disable=SC2034,SC2154,SC3043
+# shellcheck shell=sh disable=SC2015,SC2034,SC2154,SC3043
 # ---------------------------------------------------------------- Sysctls
 HASHSIZE=/sys/module/nf_conntrack/parameters/hashsize    # at least a quarter of nf_conntrack_max; there is one per host
 
@@ -21,10 +21,10 @@ sysctls_differ() {
 # Write a kernel parameter; true if it then reads back.
 write_value() { echo "$2" 2>/dev/null >"$1" && [ "$(cat "$1" 2>/dev/null)" = "$2" ]; }
 
-# Note the old value of a parameter: in before/ for cleanup, in the work directory for undo.
+# Note the old value of a parameter: in before/ for cleanup, in the work directory for undo. Without a note it must not change.
 note_value() {
-    grep -q "^$1 " "$STATE/before/sysctls" || echo "$1 $2" >>"$STATE/before/sysctls"
-    echo "$1 $2" >>"$work/sysctls.undo"
+    { grep -q "^$1 " "$STATE/before/sysctls" || echo "$1 $2" >>"$STATE/before/sysctls"; } && echo "$1 $2" >>"$work/sysctls.undo" ||
+        { undo_all; die 3 "$STATE cannot be written $FULL"; }
 }
 
 # Set the sysctls of $dirs that differ. What only the initial network namespace may write is a warning in another.
