@@ -21,7 +21,7 @@ sysctls_differ() {
 # Write a kernel parameter; true if it then reads back.
 write_value() { echo "$2" 2>/dev/null >"$1" && [ "$(cat "$1" 2>/dev/null)" = "$2" ]; }
 
-# Note the old value of a parameter: in before/ for cleanup, in the work directory for undo. Without a note it must not change.
+# Note the old value of a parameter: in before/ for cleanup, in the work directory for undo. Ends with 3 if it cannot.
 note_value() {
     { grep -q "^$1 " "$STATE/before/sysctls" || echo "$1 $2" >>"$STATE/before/sysctls"; } && echo "$1 $2" >>"$work/sysctls.undo" ||
         { undo_all; die 3 "$STATE cannot be written $FULL"; }

@@ -19,7 +19,7 @@ verb_apply() {
     fi
 }
 
-# What apply would do; nothing is written, not even in the state directory.
+# What apply would do; nothing is written.
 verb_check() { verb_apply "$1"; }
 
 # End with 2 if more than $max_removed percent of the service ports, or all endpoints, would go. The numbers are signed.
@@ -280,7 +280,7 @@ replay_state() {
     if [ -n "$dry_run" ]; then compare_only; else switch_to "$1" "$2"; fi
 }
 
-# Apply the recorded state again, with no help from outside.
+# Apply the recorded state again.
 verb_restore() {
     lock
     if confirm_overdue; then confirm_undo; return 0; fi

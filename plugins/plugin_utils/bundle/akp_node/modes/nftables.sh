@@ -77,8 +77,8 @@ nft_list() {
     done <"$work/nft.tables"
 }
 
-# Read the kernel, or learn by a look that it is what the record says; not if a run was cut short, which may leave chains that no
-# bundle names. Ends with 4 if it cannot be read: that is not the same as empty.
+# Read the kernel, or learn by a look that it is what the record says; not after a run that was cut short, which may leave chains.
+# Ends with 4 if it cannot be read: that is not the same as empty.
 nftables_read() {
     rm -f "$work/nft.listing"
     if ! has nft; then : >"$work/nft.listing"
@@ -151,7 +151,7 @@ nft_as_listed() {
 nftables_pending() { [ -s "$work/nft/switch" ]; }
 
 # ---------------------------------------------------------------- nftables: commit
-# Carry out the plan. If the kernel refuses although it looked like the record, a plan from a listing may help.
+# Carry out the plan. If the kernel refuses, a plan from a listing may help.
 nftables_commit() {
     local first
     nft_carry_out && return 0
@@ -166,7 +166,7 @@ nftables_commit() {
     return 1
 }
 
-# Load the transactions of the plan. False with refused: then the kernel is as before, or left_unfinished says what is not.
+# Load the plan. False with refused: the kernel is as before, or left_unfinished says what is not.
 nft_carry_out() {
     local found file fam chain status
     if [ -e "$STATE/unsettled" ]; then found=1; else found=''; fi
@@ -197,7 +197,7 @@ nft_taken() {
     return "$status"
 }
 
-# Take back what was staged. The mark goes with it, unless another run left it ($1).
+# Take back what was staged, and the mark, unless another run left it ($1).
 nft_unstage() {
     local first
     first=$refused
@@ -206,15 +206,13 @@ nft_unstage() {
     refused=$first
 }
 
-# Delete the chains of file $1, if there is one, which nothing refers to any more; a kernel may not be ready at once. What stays is
-# empty, and the next run tries again.
+# Delete the chains of file $1, if there is one, which nothing refers to any more; a kernel may not be ready at once, or a run that was
+# cut short has done it. What stays is empty, and the next run tries again.
 nft_drop() {
     local pause
     for pause in 1 2 0; do
         if [ ! -s "$1" ] || nft_load -f "$1"; then return 0; fi
-        # A run that was cut short after its drop has left nothing to delete.
-        case $refused in *'No such file'*) return 0 ;; esac
-        sleep "$pause"
+        case $refused in *'No such file'*) return 0 ;; *) sleep "$pause" ;; esac
     done
     warn "chains that should go stay, empty, until the next run: $refused"
     stays=1
@@ -234,7 +232,7 @@ nftables_delta() {
     nft_drop "$drop"
 }
 
-# Nothing is needed beside the tables.
+# Not needed here.
 nftables_report() { :; }
 nftables_settle() { :; }
 nftables_before() { :; }
