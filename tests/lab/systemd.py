@@ -95,8 +95,8 @@ class SystemdHost:
         self.power_off()
         if self._cgroup.exists():
             for each in sorted((path for path in self._cgroup.rglob("*") if path.is_dir()), reverse=True):
-                each.rmdir()
-            self._cgroup.rmdir()
+                _remove(each)
+            _remove(self._cgroup)
         subprocess.run(["umount", "-l", str(self._disk)], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self._disk, ignore_errors=True)
 
@@ -107,6 +107,18 @@ class SystemdHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _remove(cgroup: Path) -> None:
+    """The kernel lists no process any more, and yet may need a moment to bury the last one."""
+    deadline = time.monotonic() + BOOT_WITHIN
+    while True:
+        try:
+            return cgroup.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _cgroup2() -> Path:
