@@ -87,7 +87,7 @@ def test_akp_watch_from_pip_alone_says_that_the_collection_is_missing(tmp_path: 
     installed = tmp_path / "site"
     installed.mkdir()
     for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if each.name != "ansible_collections" and not each.name.startswith("__editable__"):
+        if each.name != "ansible_collections" and each.suffix != ".pth":
             (installed / each.name).symlink_to(each)
     (installed / "agentless_kube_proxy").symlink_to(ROOT / "plugins" / "plugin_utils")
     python = Path(sys.base_prefix) / "bin" / "python3"
